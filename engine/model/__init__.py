@@ -1,0 +1,1 @@
+"""What a hybrid prefix is made of."""
