@@ -1,0 +1,1 @@
+"""The dashboard: a reader of the store with buttons that go through the control plane's API."""

@@ -1,0 +1,128 @@
+"""What every time chart shares: layout, one point a minute with honest gaps, and marks for what was changed."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboard.theme import GRID, MARKS, RULE, Look
+
+MARK_COLUMNS = ("at", "kind", "text")
+MAX_MARKS = 40  # more become one mark a time slot: a wall of lines hides the curve
+
+
+def time_figure(*, y_title: str, height: int = 300, percent: bool = False) -> go.Figure:
+    """An empty time chart in UTC with a legend above it."""
+    figure = go.Figure()
+    figure.update_layout(
+        height=height,
+        margin={"l": 8, "r": 8, "t": 34, "b": 8},
+        hovermode="x unified",
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "xanchor": "left", "x": 0, "title": {"text": ""}},
+        # A chart that is redrawn every few seconds must keep the zoom of the person who is reading it.
+        uirevision="keep",
+    )
+    figure.update_xaxes(type="date", gridcolor=GRID, title_text="", automargin=True)
+    figure.update_yaxes(title_text=y_title, gridcolor=GRID, zeroline=False, rangemode="tozero", automargin=True)
+    if percent:
+        figure.update_yaxes(tickformat=".0%")
+    return figure
+
+
+def by_minute(values: pd.Series) -> pd.Series:
+    """The series on a full minute grid: a minute without data is a gap, not a line drawn across it."""
+    if values.empty:
+        return values
+    grid = pd.date_range(values.index.min(), values.index.max(), freq="1min")
+    return values.reindex(grid)
+
+
+def add_line(figure: go.Figure, values: pd.Series, look: Look, *, hover: str, step: bool = False) -> None:
+    """One line with its colour and its dash; small markers keep a lone minute visible."""
+    series = by_minute(values)
+    figure.add_trace(
+        go.Scatter(
+            x=list(series.index),
+            y=[None if pd.isna(value) else float(value) for value in series],
+            name=look.label,
+            mode="lines+markers",
+            line={"color": look.color, "dash": look.dash, "width": 2, "shape": "hv" if step else "linear"},
+            marker={"size": 4, "color": look.color},
+            hovertemplate=hover,
+            connectgaps=False,
+        )
+    )
+
+
+def add_threshold(figure: go.Figure, value: float, text: str) -> None:
+    """A labelled line across the chart."""
+    figure.add_hline(
+        y=value,
+        line={"color": RULE, "dash": "dash", "width": 1.5},
+        annotation_text=text,
+        annotation_position="top right",
+        annotation_font_size=11,
+    )
+
+
+def window(figure: go.Figure, since: dt.datetime, until: dt.datetime) -> go.Figure:
+    """Fix the time axis to the chosen range, so that charts beside each other line up."""
+    figure.update_xaxes(range=[since, until])
+    return figure
+
+
+def add_marks(figure: go.Figure, marks: pd.DataFrame) -> go.Figure:
+    """Changes as thin lines with a symbol on top whose hover text says what was done, by whom and why.
+
+    `marks` has the columns at (aware datetime), kind (a key of theme.MARKS) and text.
+    """
+    if marks.empty:
+        return figure
+    shown = _thin_out(marks)
+    for at in shown["at"]:
+        figure.add_shape(
+            type="line",
+            x0=at,
+            x1=at,
+            xref="x",
+            y0=0,
+            y1=1,
+            yref="y domain",
+            line={"color": RULE, "width": 1, "dash": "dot"},
+        )
+    figure.update_layout(
+        yaxis9={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True, "showgrid": False}
+    )
+    for kind, group in shown.groupby("kind", sort=False):
+        look = MARKS.get(str(kind), MARKS["command"])
+        figure.add_trace(
+            go.Scatter(
+                x=list(group["at"]),
+                y=[0.97] * len(group),
+                yaxis="y9",
+                mode="markers",
+                name=look.label,
+                marker={"symbol": look.symbol, "size": 9, "color": look.color, "line": {"width": 1, "color": RULE}},
+                text=list(group["text"]),
+                hovertemplate="%{text}<extra>" + look.label + "</extra>",
+            )
+        )
+    return figure
+
+
+def _thin_out(marks: pd.DataFrame) -> pd.DataFrame:
+    """At most MAX_MARKS a chart: marks of one kind that fall into one time slot become one, their texts joined."""
+    ordered = marks.sort_values("at")
+    if len(ordered) <= MAX_MARKS:
+        return ordered
+    span_seconds = (ordered["at"].max() - ordered["at"].min()).total_seconds()
+    slots = max(1, MAX_MARKS // ordered["kind"].nunique())
+    slot = ((ordered["at"] - ordered["at"].min()).dt.total_seconds() // (span_seconds / slots + 1e-9)).astype(int)
+    rows = []
+    for (kind, _), group in ordered.groupby(["kind", slot], sort=False):
+        texts = list(group["text"])
+        more = f"<br>and {len(texts) - 3} more" if len(texts) > 3 else ""
+        rows.append({"at": group["at"].iloc[0], "kind": kind, "text": "<br>".join(texts[:3]) + more})
+    return pd.DataFrame(rows, columns=list(MARK_COLUMNS))

@@ -1,0 +1,131 @@
+"""Fragmentation, what each tier holds, and the mode over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboard.charts.base import add_line, add_marks, time_figure
+from dashboard.theme import BLUE, GREEN, GREY, GRID, MODES, ORANGE, TIERS, VERMILLION, Look, nth_look, tier_look
+from dashboard.wording import bytes_text
+
+_PARTS = (
+    ("pinned_bytes", Look(label="pinned", color=ORANGE, symbol="x")),
+    ("live_bytes", Look(label="live", color=GREEN)),
+    ("free_bytes", Look(label="free", color="rgba(128,132,140,0.35)", symbol="/")),
+)
+
+
+def fragmentation(points: pd.DataFrame, marks: pd.DataFrame) -> go.Figure:
+    """Free bytes inside partly used slabs over bytes of used slabs, by page class.
+
+    `points` has minute, page_class, ratio.
+    """
+    figure = time_figure(y_title="fragmentation", percent=True)
+    classes = sorted(set(points["page_class"]), key=lambda name: (name == "all", name))
+    for position, page_class in enumerate(classes):
+        values = points[points["page_class"] == page_class].groupby("minute")["ratio"].mean()
+        look = (
+            Look(label="all classes", color=GREY, dash="dot") if page_class == "all" else nth_look(position, page_class)
+        )
+        add_line(figure, values, look, hover="%{y:.1%}")
+    return add_marks(figure, marks)
+
+
+def tier_fill(tiers: Mapping[str, Mapping[str, Any]]) -> go.Figure:
+    """One bar a tier, cut into pinned, live and free as shares of its total; the text has the bytes.
+
+    `tiers` is an engine's `stats["tiers"]`: tier -> total_bytes, live_bytes, free_bytes, pinned_bytes.
+    """
+    names = [name for name in TIERS if name in tiers and float(tiers[name].get("total_bytes") or 0) > 0][::-1]
+    figure = go.Figure()
+    for key, look in _PARTS:
+        sizes = [float(tiers[name].get(key) or 0) for name in names]
+        totals = [float(tiers[name]["total_bytes"]) for name in names]
+        shares = [size / total for size, total in zip(sizes, totals, strict=True)]
+        figure.add_trace(
+            go.Bar(
+                y=[tier_look(name).label for name in names],
+                x=shares,
+                name=look.label,
+                orientation="h",
+                marker={"color": look.color, "pattern": {"shape": look.symbol if look.symbol in "x/" else ""}},
+                text=[bytes_text(size) if share > 0.06 else "" for size, share in zip(sizes, shares, strict=True)],
+                textposition="inside",
+                insidetextanchor="middle",
+                customdata=[[bytes_text(size), bytes_text(total)] for size, total in zip(sizes, totals, strict=True)],
+                hovertemplate="%{customdata[0]} of %{customdata[1]} (%{x:.1%})<extra>" + look.label + "</extra>",
+            )
+        )
+    figure.update_layout(
+        barmode="stack",
+        height=80 + 46 * max(1, len(names)),
+        margin={"l": 8, "r": 8, "t": 30, "b": 8},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "traceorder": "normal"},
+    )
+    figure.update_xaxes(tickformat=".0%", range=[0, 1], gridcolor=GRID)
+    return figure
+
+
+def tier_bytes_over_time(points: pd.DataFrame, marks: pd.DataFrame) -> go.Figure:
+    """Bytes in use (live and pinned) by tier. `points` has minute, tier, used_bytes."""
+    figure = time_figure(y_title="bytes in use")
+    for tier in [name for name in TIERS if name in set(points["tier"])]:
+        values = points[points["tier"] == tier].groupby("minute")["used_bytes"].sum()
+        add_line(figure, values, tier_look(tier), hover="%{y:.3s}B")
+    figure.update_yaxes(tickformat=".3~s", ticksuffix="B")
+    return add_marks(figure, marks)
+
+
+def mode_over_time(points: pd.DataFrame, marks: pd.DataFrame) -> go.Figure:
+    """The rung of the degradation ladder each engine was on. `points` has minute, engine, mode (0 to 4)."""
+    figure = time_figure(y_title="", height=230)
+    for position, engine in enumerate(sorted(set(points["engine"]))):
+        values = points[points["engine"] == engine].groupby("minute")["mode"].max()
+        look = nth_look(position, engine) if points["engine"].nunique() > 1 else Look(label=engine, color=BLUE)
+        add_line(figure, values, look, hover="%{customdata}", step=True)
+        names = [MODES[int(level)] if level is not None else "" for level in figure.data[-1].y]
+        figure.data[-1].update(customdata=names)
+    figure.update_yaxes(tickvals=list(range(len(MODES))), ticktext=list(MODES), range=[-0.4, 4.6], rangemode="normal")
+    figure.update_layout(showlegend=True)
+    return add_marks(figure, marks)
+
+
+def validation_verdicts(rollups: pd.DataFrame) -> go.Figure:
+    """How each of the five validations ended over the range. `rollups` has validation, verdict, count."""
+    looks = {
+        "pass": Look(label="pass", color=GREEN),
+        "repairable": Look(label="repairable", color=ORANGE, symbol="/"),
+        "fail": Look(label="fail", color=VERMILLION, symbol="x"),
+        "not_applicable": Look(label="not applicable", color="rgba(128,132,140,0.45)", symbol="."),
+    }
+    names = sorted(set(rollups["validation"]), reverse=True)
+    totals = rollups.groupby("validation")["count"].sum()
+    figure = go.Figure()
+    for verdict, look in looks.items():
+        counts = (
+            rollups[rollups["verdict"] == verdict].groupby("validation")["count"].sum().reindex(names, fill_value=0)
+        )
+        figure.add_trace(
+            go.Bar(
+                y=names,
+                x=[float(counts[name]) / float(totals[name]) for name in names],
+                name=look.label,
+                orientation="h",
+                marker={"color": look.color, "pattern": {"shape": look.symbol if look.symbol in "/x." else ""}},
+                customdata=[float(counts[name]) for name in names],
+                hovertemplate="%{customdata:,.0f} (%{x:.2%})<extra>" + look.label + "</extra>",
+            )
+        )
+    figure.update_layout(
+        barmode="stack",
+        height=90 + 36 * max(1, len(names)),
+        margin={"l": 8, "r": 8, "t": 30, "b": 8},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "traceorder": "normal"},
+    )
+    figure.update_xaxes(tickformat=".0%", range=[0, 1], gridcolor=GRID)
+    figure.update_yaxes(automargin=True)
+    return figure
