@@ -1,0 +1,1 @@
+"""The control plane: stores what engines report, and steers them."""

@@ -1,0 +1,1 @@
+"""The HTTP face of the control plane (docs/reference/wire.md, sections 1 to 4)."""

@@ -1,0 +1,55 @@
+"""Puts the API together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Protocol
+
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+
+from controlplane.api import agent_routes, ingest_routes, read_routes, session_routes, write_routes
+from controlplane.api.errors import install_error_handlers
+from controlplane.settings import Settings
+from controlplane.store.session import Store
+
+
+class Background(Protocol):
+    """Work that lives as long as the app: the scheduler."""
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+
+    def stop(self) -> None:
+        """End; returns when nothing runs any more."""
+
+
+def create_app(settings: Settings, store: Store, *, background: Background | None = None) -> FastAPI:
+    """The API over one store. The caller owns the store and disposes it after the app has stopped."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        if background is not None:
+            await run_in_threadpool(background.start)
+        try:
+            yield
+        finally:
+            if background is not None:
+                await run_in_threadpool(background.stop)
+
+    app = FastAPI(title="kvdeck", version=_version(), lifespan=lifespan)
+    app.state.store = store
+    app.state.settings = settings
+    install_error_handlers(app)
+    for routes in (session_routes, ingest_routes, agent_routes, read_routes, write_routes):
+        app.include_router(routes.router)
+    return app
+
+
+def _version() -> str:
+    try:
+        return version("kvdeck")
+    except PackageNotFoundError:
+        return "0"

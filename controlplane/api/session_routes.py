@@ -1,0 +1,51 @@
+"""Who am I, and the redeeming of one-time links."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from pydantic import BaseModel, Field
+
+from controlplane import audit
+from controlplane.api.security import SettingsOf, StoreOf, authenticated
+from controlplane.auth import Principal, redeem
+
+router = APIRouter(tags=["session"])
+
+
+class RedeemBody(BaseModel):
+    """The secret of a one-time link."""
+
+    token: str = Field(min_length=1, max_length=256)
+
+
+class Session(BaseModel):
+    """A session: the token to send as bearer from now on."""
+
+    role: str
+    name: str
+    session_token: str
+
+
+class Me(BaseModel):
+    """The caller."""
+
+    role: str
+    name: str
+
+
+@router.post("/v1/session")
+def open_session(body: RedeemBody, store: StoreOf, settings: SettingsOf) -> Session:
+    """Spend a one-time link for a session token."""
+    with store.write() as session:
+        principal, secret = redeem(session, body.token, ttl=dt.timedelta(seconds=settings.session_ttl_seconds))
+        audit.record(session, principal, "open_session", principal.name, "redeemed a one-time link")
+    return Session(role=principal.role.word, name=principal.name, session_token=secret)
+
+
+@router.get("/v1/me")
+def me(principal: Annotated[Principal, Depends(authenticated)]) -> Me:
+    """Whoever the token proves."""
+    return Me(role=principal.role.word, name=principal.name)

@@ -1,0 +1,178 @@
+"""Who may do what: roles, and tokens that are stored only as hashes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import hmac
+import secrets
+import uuid
+from dataclasses import dataclass
+from enum import IntEnum
+
+from sqlalchemy import or_, select, update
+from sqlalchemy.engine import CursorResult
+from sqlalchemy.orm import Session
+
+from controlplane.clock import Clock, utc_now
+from controlplane.errors import BadRequest, Forbidden, Unauthorised
+from controlplane.store.models import Token
+
+SECRET_PREFIX = "kvd_"  # lets secret scanners find a leaked one
+USE_NOTED_EVERY = dt.timedelta(minutes=1)  # a read must not cost a write each time
+
+
+class Role(IntEnum):
+    """People's roles are ordered. ENGINE lies below them all: an engine may speak, never look or steer."""
+
+    ENGINE = 0
+    VIEWER = 1
+    OPERATOR = 2
+    ADMIN = 3
+
+    @property
+    def word(self) -> str:
+        """The role as it is stored, printed and typed."""
+        return self.name.lower()
+
+    @classmethod
+    def parse(cls, word: str) -> Role:
+        """The role a person typed. Raises BadRequest naming the roles there are."""
+        try:
+            return cls[word.upper()]
+        except KeyError:
+            allowed = ", ".join(role.word for role in cls)
+            raise BadRequest("role_unknown", f"There is no role {word!r}.", f"Roles: {allowed}.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Whoever is asking, once proven."""
+
+    name: str
+    role: Role
+
+    def must_be(self, role: Role) -> None:
+        """Raise Forbidden unless this principal has `role` or more. ENGINE is not "less", it is different."""
+        allowed = self.role is Role.ENGINE if role is Role.ENGINE else self.role >= role
+        if not allowed:
+            raise Forbidden(
+                "role_insufficient",
+                f"{self.name} is {self.role.word}; this needs {role.word}.",
+                f"Ask an admin for a token: `kvdeck token issue --role {role.word}`.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """A token that was found valid, and when its use was last noted."""
+
+    principal: Principal
+    token_id: str
+    used_at: dt.datetime | None
+
+
+def issue_token(
+    session: Session,
+    name: str,
+    role: Role,
+    *,
+    ttl: dt.timedelta | None,
+    one_time: bool = False,
+    clock: Clock = utc_now,
+) -> str:
+    """Store a new token's hash and return its secret, which is never seen again. `ttl` None: it does not expire."""
+    secret = SECRET_PREFIX + secrets.token_urlsafe(32)
+    now = clock()
+    session.add(
+        Token(
+            id=str(uuid.uuid4()),
+            name=name,
+            role=role.word,
+            secret_sha256=_digest(secret),
+            created_at=now,
+            expires_at=None if ttl is None else now + ttl,
+            used_at=None,
+            one_time=one_time,
+        )
+    )
+    session.flush()
+    return secret
+
+
+def authenticate(session: Session, secret: str, *, clock: Clock = utc_now) -> Principal:
+    """The principal a secret proves. Raises Unauthorised when it is unknown, expired or a one-time link."""
+    return check_secret(session, secret, clock=clock).principal
+
+
+def check_secret(session: Session, secret: str, *, clock: Clock = utc_now) -> Credential:
+    """As `authenticate`, with the token's own facts beside the principal."""
+    token = _find(session, secret, clock())
+    if token.one_time:
+        raise Unauthorised(
+            "token_one_time",
+            "A one-time link cannot be used as a token.",
+            "Redeem it first: open the link, or POST it to /v1/session.",
+        )
+    return Credential(_principal(token), token.id, token.used_at)
+
+
+def note_use(session: Session, credential: Credential, *, clock: Clock = utc_now) -> None:
+    """Remember that the token was used, at most once a minute. Needs a write session."""
+    now = clock()
+    stale = or_(Token.used_at.is_(None), Token.used_at <= now - USE_NOTED_EVERY)
+    session.execute(update(Token).where(Token.id == credential.token_id, stale).values(used_at=now))
+
+
+def use_is_stale(credential: Credential, *, clock: Clock = utc_now) -> bool:
+    """Whether `note_use` would write anything."""
+    return credential.used_at is None or credential.used_at <= clock() - USE_NOTED_EVERY
+
+
+def redeem(session: Session, secret: str, *, ttl: dt.timedelta, clock: Clock = utc_now) -> tuple[Principal, str]:
+    """Spend a one-time token: its principal, and the secret of a session token that lives for `ttl`.
+
+    Needs a write session. Raises Unauthorised when it is unknown, expired, spent, or not a one-time token.
+    """
+    now = clock()
+    token = _find(session, secret, now)
+    if not token.one_time:
+        raise Unauthorised("token_not_one_time", "This token is not a one-time link.", "Use it directly as a token.")
+    spend = update(Token).where(Token.id == token.id, Token.used_at.is_(None)).values(used_at=now)
+    result = session.execute(spend.execution_options(synchronize_session=False))
+    # The update is the test: of two that redeem at once, one finds the row unspent.
+    if not isinstance(result, CursorResult) or result.rowcount != 1:
+        raise Unauthorised(
+            "token_spent", "This one-time link was already used.", "Print a new one: `kvdeck token link`."
+        )
+    principal = _principal(token)
+    return principal, issue_token(session, principal.name, principal.role, ttl=ttl, clock=clock)
+
+
+def revoke_token(session: Session, token_id: str, *, clock: Clock = utc_now) -> bool:
+    """End a token now. False when there is none with this id, or it had already ended."""
+    now = clock()
+    live = or_(Token.expires_at.is_(None), Token.expires_at > now)
+    result = session.execute(update(Token).where(Token.id == token_id, live).values(expires_at=now))
+    return isinstance(result, CursorResult) and result.rowcount == 1
+
+
+def _find(session: Session, secret: str, now: dt.datetime) -> Token:
+    digest = _digest(secret)
+    token = session.scalar(select(Token).where(Token.secret_sha256 == digest))
+    # The index compares digests, which tells an attacker nothing of the secret; this costs nothing and settles it.
+    if token is None or not hmac.compare_digest(token.secret_sha256, digest):
+        raise Unauthorised("token_unknown", "This token is not known here.", "Check it, or ask an admin for a new one.")
+    if token.expires_at is not None and token.expires_at <= now:
+        raise Unauthorised(
+            "token_expired", f"This token ended at {token.expires_at:%Y-%m-%d %H:%M:%S} UTC.", "Ask for a new one."
+        )
+    return token
+
+
+def _principal(token: Token) -> Principal:
+    return Principal(token.name, Role.parse(token.role))
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

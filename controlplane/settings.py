@@ -1,0 +1,154 @@
+"""The settings of the control plane: one frozen value, built once, from `KVDECK_*` variables.
+
+The only module that reads the environment.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from controlplane.errors import SettingsError
+
+MIB = 1 << 20
+SCHEMES = ("sqlite", "postgresql", "postgresql+psycopg")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every field is the variable `KVDECK_<FIELD IN CAPITALS>`; seconds, days and bytes are in the names."""
+
+    database_url: str
+    data_dir: Path
+    host: str = "127.0.0.1"
+    api_port: int = 8410
+    dashboard_port: int = 8411
+    ingest_max_bytes: int = 8 * MIB  # one OTLP body as sent; decompressed it may be 8 times that
+    engine_stale_seconds: int = 15  # no word for this long: shown as stale
+    engine_unreachable_seconds: int = 60  # and for this long: unreachable
+    session_ttl_seconds: int = 12 * 3600  # of the token a one-time link is redeemed for
+    trace_url: str = ""  # a tracing backend's page of one trace, with {trace_id} in it; empty: ids are not links
+    alert_webhook_url: str = ""  # where firing and resolved alerts are posted; empty: nowhere
+    keep_metric_points_hours: int = 6
+    keep_rollups_days: int = 30
+    keep_history_days: int = 14
+    keep_audit_days: int = 365
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the ports."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def api_url(self) -> str:
+        """Where a process on this machine reaches the API."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
+        return f"http://{host}:{self.api_port}"
+
+    @property
+    def ingest_max_inflated_bytes(self) -> int:
+        """The bound on a gzip body once decompressed: spans compress about six times, bombs a thousand."""
+        return 8 * self.ingest_max_bytes
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Read `KVDECK_*`. Raises SettingsError naming the variable, its value and what is allowed."""
+        environ = os.environ if environ is None else environ
+        data_dir = _data_dir(environ)
+        values: dict[str, Any] = {
+            "data_dir": data_dir,
+            "database_url": f"sqlite:///{data_dir / 'kvdeck.sqlite3'}",
+        }
+        for field in fields(cls):
+            variable = f"KVDECK_{field.name.upper()}"
+            if variable in environ and field.name != "data_dir":
+                values[field.name] = _READERS.get(field.name, _positive)(variable, environ[variable])
+        settings = cls(**values)
+        _check_together(settings)
+        return settings
+
+
+def _data_dir(environ: Mapping[str, str]) -> Path:
+    named = environ.get("KVDECK_DATA_DIR")
+    if named is not None:
+        return Path(_text("KVDECK_DATA_DIR", named)).expanduser().absolute()
+    base = environ.get("XDG_DATA_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "share") / "kvdeck"
+
+
+def _check_together(settings: Settings) -> None:
+    if settings.engine_unreachable_seconds <= settings.engine_stale_seconds:
+        raise _refuse(
+            "KVDECK_ENGINE_UNREACHABLE_SECONDS",
+            str(settings.engine_unreachable_seconds),
+            f"more than KVDECK_ENGINE_STALE_SECONDS, which is {settings.engine_stale_seconds}",
+        )
+    if settings.api_port == settings.dashboard_port:
+        raise _refuse("KVDECK_DASHBOARD_PORT", str(settings.dashboard_port), "a port other than KVDECK_API_PORT")
+
+
+def _refuse(variable: str, value: str, allowed: str) -> SettingsError:
+    return SettingsError("setting_invalid", f"{variable} is {value!r}.", f"Allowed: {allowed}.")
+
+
+def _text(variable: str, value: str) -> str:
+    if not value.strip():
+        raise _refuse(variable, value, "a value that is not empty (or leave the variable unset)")
+    return value.strip()
+
+
+def _positive(variable: str, value: str) -> int:
+    if not value.strip().isascii() or not value.strip().isdigit() or int(value) < 1:
+        raise _refuse(variable, value, "a whole number from 1")
+    return int(value)
+
+
+def _port(variable: str, value: str) -> int:
+    if not value.strip().isascii() or not value.strip().isdigit() or not 1 <= int(value) <= 65535:
+        raise _refuse(variable, value, "a port, a whole number from 1 to 65535")
+    return int(value)
+
+
+def _database_url(variable: str, value: str) -> str:
+    allowed = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
+    try:
+        url = make_url(value.strip())
+    except ArgumentError:
+        raise _refuse(variable, value, allowed) from None
+    if url.drivername not in SCHEMES or (url.drivername == "sqlite" and url.database in (None, "", ":memory:")):
+        raise _refuse(variable, url.render_as_string(hide_password=True), allowed)
+    return value.strip()
+
+
+def _trace_url(variable: str, value: str) -> str:
+    if value and ("{trace_id}" not in value or not value.startswith(("http://", "https://"))):
+        raise _refuse(variable, value, "an http(s) address with {trace_id} in it, or nothing")
+    return value
+
+
+def _web_url(variable: str, value: str) -> str:
+    if value and not value.startswith(("http://", "https://")):
+        raise _refuse(variable, value, "an http(s) address, or nothing")
+    return value
+
+
+_READERS: dict[str, Callable[[str, str], Any]] = {
+    "database_url": _database_url,
+    "host": _text,
+    "api_port": _port,
+    "dashboard_port": _port,
+    "trace_url": _trace_url,
+    "alert_webhook_url": _web_url,
+}

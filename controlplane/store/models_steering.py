@@ -1,0 +1,124 @@
+"""The tables of what people and policies want and did."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+from sqlalchemy import Float, Index, String, Text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from controlplane.store.base import Base, RowId
+
+
+class DesiredState(Base):
+    """What operators (and the degrade policy) want, as append-only revisions of one whole document."""
+
+    __tablename__ = "desired_state"
+    revision: Mapped[int] = mapped_column(RowId, primary_key=True, autoincrement=True)
+    engine_id: Mapped[str | None] = mapped_column(String(64), index=True)  # None: every engine
+    document: Mapped[dict[str, Any]]
+    actor: Mapped[str] = mapped_column(String(128))
+    reason: Mapped[str] = mapped_column(Text)
+    at: Mapped[dt.datetime]
+    trace_id: Mapped[str | None] = mapped_column(String(32))
+
+
+class Command(Base):
+    """An operator's edge: evict, warm, compact... with an outcome."""
+
+    __tablename__ = "commands"
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    engine_id: Mapped[str] = mapped_column(String(64), index=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    arguments: Mapped[dict[str, Any]]
+    idempotency_key: Mapped[str] = mapped_column(String(128), unique=True)
+    epoch: Mapped[int]  # fencing epoch of the issuer; an engine refuses older than the newest it saw
+    status: Mapped[str] = mapped_column(String(16), index=True)  # see controlplane/steering/commands.py for the table
+    progress: Mapped[dict[str, Any]]
+    outcome: Mapped[dict[str, Any]]
+    actor: Mapped[str] = mapped_column(String(128))
+    reason: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[dt.datetime]
+    expires_at: Mapped[dt.datetime]
+    delivered_at: Mapped[dt.datetime | None]
+    finished_at: Mapped[dt.datetime | None]
+    traceparent: Mapped[str | None] = mapped_column(String(64))
+    __table_args__ = (Index("ix_commands_created", "created_at"),)
+
+
+class Policy(Base):
+    """A standing rule the scheduler runs."""
+
+    __tablename__ = "policies"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(24))
+    parameters: Mapped[dict[str, Any]]
+    every_seconds: Mapped[int]
+    paused: Mapped[bool] = mapped_column(default=False)
+    memory: Mapped[dict[str, Any]]  # what the policy must remember between runs (hysteresis), by engine
+    changed_at: Mapped[dt.datetime]
+
+
+class PolicyRun(Base):
+    """One decision with the inputs it was made from."""
+
+    __tablename__ = "policy_runs"
+    id: Mapped[int] = mapped_column(RowId, primary_key=True, autoincrement=True)
+    policy: Mapped[str] = mapped_column(String(64), index=True)
+    engine_id: Mapped[str | None] = mapped_column(String(64))
+    at: Mapped[dt.datetime] = mapped_column(index=True)
+    trigger: Mapped[str] = mapped_column(String(16))  # schedule, alert, manual
+    dry_run: Mapped[bool]
+    inputs: Mapped[dict[str, Any]]
+    decision: Mapped[str] = mapped_column(String(32))
+    proposed: Mapped[list[Any]]
+    outcome: Mapped[dict[str, Any]]
+    error: Mapped[str | None] = mapped_column(Text)
+
+
+class Alert(Base):
+    """A rule that is pending, firing or resolved on one engine."""
+
+    __tablename__ = "alerts"
+    id: Mapped[int] = mapped_column(RowId, primary_key=True, autoincrement=True)
+    rule: Mapped[str] = mapped_column(String(64))
+    engine_id: Mapped[str] = mapped_column(String(64))
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    summary: Mapped[str] = mapped_column(Text)
+    value: Mapped[float] = mapped_column(Float)
+    threshold: Mapped[float] = mapped_column(Float)
+    since: Mapped[dt.datetime]
+    fired_at: Mapped[dt.datetime | None]
+    resolved_at: Mapped[dt.datetime | None]
+    acknowledged_by: Mapped[str | None] = mapped_column(String(128))
+
+
+class Audit(Base):
+    """Who did what, why, before and after. Append-only."""
+
+    __tablename__ = "audit"
+    id: Mapped[int] = mapped_column(RowId, primary_key=True, autoincrement=True)
+    at: Mapped[dt.datetime]
+    actor: Mapped[str] = mapped_column(String(128))
+    role: Mapped[str] = mapped_column(String(16))
+    action: Mapped[str] = mapped_column(String(32))
+    target: Mapped[str] = mapped_column(String(128))
+    reason: Mapped[str] = mapped_column(Text)
+    before: Mapped[dict[str, Any] | None]
+    after: Mapped[dict[str, Any] | None]
+    trace_id: Mapped[str | None] = mapped_column(String(32))
+
+
+class Token(Base):
+    """A hashed credential. The secret itself is shown once and never stored."""
+
+    __tablename__ = "tokens"
+    id: Mapped[str] = mapped_column(String(36), primary_key=True)
+    name: Mapped[str] = mapped_column(String(128))
+    role: Mapped[str] = mapped_column(String(16))
+    secret_sha256: Mapped[str] = mapped_column(String(64), unique=True)
+    created_at: Mapped[dt.datetime]
+    expires_at: Mapped[dt.datetime | None]
+    used_at: Mapped[dt.datetime | None]
+    one_time: Mapped[bool] = mapped_column(default=False)

@@ -1,0 +1,130 @@
+"""The door to the database: short read sessions, and write sessions that are one transaction each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, TimeoutError
+from sqlalchemy.orm import Session
+
+from controlplane.errors import ControlPlaneError, SchemaMismatch, Unavailable
+
+BUSY_TIMEOUT_MS = 5000
+WRITES = "kvdeck_writes"  # execution option: this connection's transactions take the write lock at their start
+
+
+class Store:
+    """A pool of connections. Safe to share between threads; dispose it when the process ends."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.engine = open_engine(url)
+        self.dialect: str = self.engine.dialect.name  # "sqlite" or "postgresql"
+        reading = {"postgresql_readonly": True} if self.dialect == "postgresql" else {}
+        self._reader = self.engine.execution_options(**reading)
+        self._writer = self.engine.execution_options(**{WRITES: True})
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session on one consistent snapshot. Whatever is changed in it is rolled back.
+
+        Raises Unavailable when the database is locked or down, SchemaMismatch when its tables are missing.
+        """
+        with translated_errors(), Session(self._reader, autoflush=False, expire_on_commit=False) as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """A session that is one transaction: committed when the block ends, rolled back when it raises.
+
+        On SQLite it starts with BEGIN IMMEDIATE: a deferred transaction that reads, then writes, fails with
+        SQLITE_BUSY at once when another wrote in between, and no timeout helps. Raises as `read` does.
+        """
+        with translated_errors(), Session(self._writer, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    def dispose(self) -> None:
+        """Close every pooled connection."""
+        self.engine.dispose()
+
+
+def open_engine(url: str, *, foreign_keys: bool = True) -> Engine:
+    """An engine with the settings every connection must have. Migrations turn `foreign_keys` off to rebuild tables."""
+    parsed = normalise_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        return create_engine(
+            parsed,
+            pool_pre_ping=True,
+            pool_size=8,
+            connect_args={"options": f"-c lock_timeout={BUSY_TIMEOUT_MS} -c timezone=UTC", "connect_timeout": 5},
+        )
+    engine = create_engine(parsed, connect_args={"check_same_thread": False})
+    _tune_sqlite(engine, foreign_keys)
+    return engine
+
+
+def normalise_url(url: str) -> URL:
+    """The URL with the driver kvdeck ships support for (psycopg 3)."""
+    parsed = make_url(url)
+    return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
+
+
+def _tune_sqlite(engine: Engine, foreign_keys: bool) -> None:
+    pragmas = (
+        f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}",
+        "PRAGMA journal_mode=WAL",
+        "PRAGMA synchronous=NORMAL",
+        f"PRAGMA foreign_keys={'ON' if foreign_keys else 'OFF'}",
+        "PRAGMA temp_store=MEMORY",
+    )
+
+    def on_connect(connection: Any, _record: object) -> None:
+        # The sqlite3 module's own transaction handling is off: it would begin late, and deferred.
+        connection.isolation_level = None
+        for pragma in pragmas:
+            connection.execute(pragma)
+
+    def on_begin(connection: Connection) -> None:
+        writes = connection.get_execution_options().get(WRITES, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    event.listen(engine, "connect", on_connect)
+    event.listen(engine, "begin", on_begin)
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Database failures as errors of our own tree; anything that is a bug passes through as it is."""
+    try:
+        yield
+    except (OperationalError, ProgrammingError, DBAPIError, TimeoutError) as error:
+        ours = _translate(error)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+def _translate(error: OperationalError | ProgrammingError | DBAPIError | TimeoutError) -> ControlPlaneError | None:
+    text = str(getattr(error, "orig", error))
+    if "no such table" in text or "no such column" in text or "UndefinedTable" in type(error.__cause__).__name__:
+        return SchemaMismatch(
+            "schema_missing", f"The database has no kvdeck tables of this version ({text}).", "Run `kvdeck migrate`."
+        )
+    lost = isinstance(error, DBAPIError) and error.connection_invalidated
+    if not lost and not isinstance(error, OperationalError | TimeoutError):
+        return None
+    if "locked" in text or "lock timeout" in text:
+        return Unavailable(
+            "database_locked",
+            f"Another writer held the database for over {BUSY_TIMEOUT_MS // 1000} seconds; nothing was written.",
+            "Try again. If it stays so, look for a process that keeps the database file open.",
+        )
+    return Unavailable(
+        "database_unavailable",
+        f"The database cannot be reached ({text.splitlines()[0] if text else type(error).__name__}).",
+        "Check that it runs and that KVDECK_DATABASE_URL points to it.",
+    )
