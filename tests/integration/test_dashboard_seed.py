@@ -1,0 +1,536 @@
+"""Realistic rows for the dashboard's tests, written through the ORM, and the tests that they are what they claim."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import math
+import random
+from typing import Any
+
+from sqlalchemy import func, select
+
+from controlplane.auth import Role, issue_token
+from controlplane.store import models as m
+from controlplane.store.migrate import upgrade
+from controlplane.store.session import Store
+
+MIB, GIB = 1 << 20, 1 << 30
+BOUNDS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0]
+LIVE, STALE, GONE = "gpu-a", "gpu-b", "gpu-c"
+DAMAGED_REASON = "checksum_mismatch"
+
+
+def prefix_id(number: int) -> str:
+    return hashlib.sha256(f"prefix {number}".encode()).hexdigest()[:32]
+
+
+def seed(url: str, now: dt.datetime, *, rows: bool = True, all_stale: bool = False) -> dict[str, str]:
+    """Build the schema and fill it. Returns one token a role; `rows=False` leaves everything but tokens empty."""
+    upgrade(url)
+    store = Store(url)
+    try:
+        with store.write() as session:
+            secrets = {
+                role.word: issue_token(session, f"test {role.word}", role, ttl=None)
+                for role in (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
+            }
+            secrets["link"] = issue_token(
+                session, "local operator", Role.ADMIN, ttl=dt.timedelta(hours=1), one_time=True
+            )
+            if rows:
+                _engines(session, now, all_stale)
+                session.flush()
+                for part in (_prefixes, _requests, _metrics, _validations, _steering, _policies, _alerts):
+                    part(session, now)
+        return secrets
+    finally:
+        store.dispose()
+
+
+def _minute(now: dt.datetime, ago: int) -> dt.datetime:
+    return now.replace(second=0, microsecond=0) - dt.timedelta(minutes=ago)
+
+
+def _tier(total: int, live: float, pinned: float) -> dict[str, int]:
+    live_bytes, pinned_bytes = int(total * live), int(total * pinned)
+    return {
+        "total_bytes": total,
+        "live_bytes": live_bytes,
+        "pinned_bytes": pinned_bytes,
+        "free_bytes": total - live_bytes - pinned_bytes,
+    }
+
+
+def _stats(scale: float) -> dict[str, Any]:
+    return {
+        "requests": int(48_211 * scale),
+        "prompt_tokens": int(391_204_118 * scale),
+        "lcp_tokens": int(151_400_201 * scale),
+        "usable_tokens": int(139_222_870 * scale),
+        "replay_tokens": int(2_120_400 * scale),
+        "prefixes": {"FULL": 34, "COMPRESSED": 9, "PARTIAL_OFFLOAD": 12, "FULL_RESTORE": 1, "QUARANTINED": 3},
+        "tiers": {
+            "gpu": _tier(16 * GIB, 0.71, 0.06),
+            "host": _tier(64 * GIB, 0.42, 0.0),
+            "disk": _tier(512 * GIB, 0.18, 0.0),
+        },
+        "fragmentation": {"history": 0.11, "indexer": 0.04, "window": 0.31, "tail": 0.19, "all": 0.14},
+        "classes": {
+            "history": {"slot_bytes": 589_824, "slabs": 210, "used_slots": 16_012, "slots": 17_990},
+            "indexer": {"slot_bytes": 65_536, "slabs": 24, "used_slots": 11_240, "slots": 11_710},
+            "window": {"slot_bytes": 262_144, "slabs": 40, "used_slots": 2_208, "slots": 3_200},
+            "tail": {"slot_bytes": 36_864, "slabs": 6, "used_slots": 1_402, "slots": 1_730},
+        },
+        "queues": {
+            form: {"depth": depth, "bound": 256}
+            for form, depth in (("resident", 3), ("compressed", 1), ("windowed", 12), ("indexed", 0), ("offloaded", 41))
+        },
+        "leases": 17,
+        "oldest_lease_s": 3.2,
+        "telemetry_dropped": 0,
+        "recoveries": {"ok": 1_902, "failed": 31, "late": 12},
+        "wrong_bytes": 0,
+        "verified_bytes": 91_204_118_222,
+        "quarantined": [{"prefix_id": prefix_id(7), "kind": "disk_prefix", "reason": DAMAGED_REASON, "at": "now"}],
+    }
+
+
+def _observed(mode: str, error: str | None = None) -> dict[str, Any]:
+    return {
+        "mode": mode,
+        "cap_prefixes": 4000,
+        "cap_gpu_bytes": 16 * GIB,
+        "cap_host_bytes": 64 * GIB,
+        "cap_disk_bytes": 512 * GIB,
+        "codec": "int8",
+        "checkpoint_every_tokens": 0,
+        "error": error,
+    }
+
+
+def _engines(session: Any, now: dt.datetime, all_stale: bool) -> None:
+    refused = "cap_gpu_bytes 8.0 GiB is below the 9.6 GiB that are pinned or leased"
+    rows = (
+        (LIVE, 20.0 if all_stale else 0.0, 3, _observed("normal"), 1.0),
+        (STALE, 20.0, 2, _observed("no_disk", refused), 0.4),
+        (GONE, 120.0, 2, _observed("normal"), 0.1),
+    )
+    for name, minutes_ago, revision, observed, scale in rows:
+        session.add(
+            m.Engine(
+                id=name,
+                boot_id=f"boot-{name}",
+                model="deepseek-v4-flash",
+                fingerprint="a3f1" * 8,
+                page_tokens=128,
+                labels={"zone": "rack-1"},
+                registered_at=now - dt.timedelta(hours=30),
+                last_seen_at=now - dt.timedelta(minutes=minutes_ago),
+                observed_revision=revision,
+                observed=observed,
+                stats=_stats(scale),
+            )
+        )
+
+
+_STATES = ["FULL"] * 7 + ["COMPRESSED"] * 2 + ["PARTIAL_OFFLOAD"] * 3 + ["FULL_RESTORE", "QUARANTINED"]
+
+
+def _prefixes(session: Any, now: dt.datetime) -> None:
+    rng = random.Random(4)
+    for number in range(60):
+        state = "QUARANTINED" if number in (7, 21) else _STATES[rng.randrange(len(_STATES) - 1)]
+        tokens = 128 * rng.randrange(4, 900)
+        objects = _objects(state, tokens)
+        held = {tier: sum(by.get(tier, 0) for by in objects.values()) for tier in ("gpu", "host", "disk")}
+        life = int((now - dt.timedelta(minutes=55)).timestamp() * 1e9) + number
+        session.add(
+            m.Prefix(
+                engine_id=LIVE if number % 5 else STALE,
+                prefix_id=prefix_id(number),
+                life=life,
+                version=5 if number == 7 else 3,
+                state=state,
+                namespace=("tenant-a", "tenant-b", "evals")[number % 3],
+                parent_id=prefix_id(number // 4) if number and number % 5 and (number // 4) % 5 else None,
+                tokens=tokens,
+                pages=tokens // 128,
+                gpu_bytes=held["gpu"],
+                host_bytes=held["host"],
+                disk_bytes=held["disk"],
+                objects=objects,
+                pinned=number == 1,
+                tokens_served=int(rng.paretovariate(0.8) * 9_000) if number % 7 else 0,
+                requests_served=rng.randrange(0, 800),
+                created_at=now - dt.timedelta(minutes=55),
+                changed_at=now - dt.timedelta(minutes=rng.randrange(1, 50)),
+                served_at=now - dt.timedelta(seconds=rng.randrange(5, 3000)),
+            )
+        )
+        _life(session, now, number, life, tokens, state)
+
+
+def _objects(state: str, tokens: int) -> dict[str, dict[str, int]]:
+    span = {"PARTIAL_OFFLOAD": "disk", "FULL_RESTORE": "host"}.get(state, "gpu")
+    return {
+        "compressed_kv": {span: tokens * 1_312},
+        "uncompressed_tail": {"gpu": 36_864},
+        "swa_window": {"gpu": 4 * 262_144},
+        "indexer_state": {"gpu": tokens * 64},
+        "disk_prefix": {"disk": tokens * 1_312} if span == "disk" else {},
+    }
+
+
+def _life(session: Any, now: dt.datetime, number: int, life: int, tokens: int, state: str) -> None:
+    engine = LIVE if number % 5 else STALE
+    steps = [("NEW", "FULL", "commit", "none", 55), ("FULL", "COMPRESSED", "idle", "idle_300s", 38)]
+    steps.append(("COMPRESSED", state if number != 7 else "PARTIAL_OFFLOAD", "policy", "offload_idle", 24))
+    if number == 7:
+        steps += [
+            ("PARTIAL_OFFLOAD", "FULL_RESTORE", "restore", "acquire", 6),
+            ("FULL_RESTORE", "QUARANTINED", "corruption", DAMAGED_REASON, 5),
+        ]
+    for version, (old, new, cause, reason, minutes_ago) in enumerate(steps, start=1):
+        digest = hashlib.sha256(f"{number}/{version}".encode()).hexdigest()
+        held = tokens * 1_376
+        session.add(
+            m.PrefixVersion(
+                engine_id=engine,
+                prefix_id=prefix_id(number),
+                life=life,
+                version=version,
+                state_from=old,
+                state_to=new,
+                cause=cause,
+                reason=reason,
+                at=now - dt.timedelta(minutes=minutes_ago, seconds=number % 40),
+                monotonic_ns=version * 10**9,
+                tokens=tokens,
+                bytes_moved=0 if version == 1 else held // 2,
+                gpu_bytes=held if version == 1 else held // 3,
+                host_bytes=0,
+                disk_bytes=held if new in ("PARTIAL_OFFLOAD", "FULL_RESTORE", "QUARANTINED") else 0,
+                objects=_objects(new, tokens),
+                command_id=None,
+                trace_id=digest[:32],
+                span_id=digest[:16],
+                cause_trace_id=digest[32:64] if cause != "commit" else None,
+                cause_span_id=None,
+            )
+        )
+    for position in range(2):
+        session.add(
+            m.Checkpoint(
+                engine_id=engine,
+                checkpoint_id=hashlib.sha256(f"cp{number}/{position}".encode()).hexdigest()[:32],
+                prefix_id=prefix_id(number),
+                boundary=tokens - 128 * position,
+                kinds=["uncompressed_tail", "swa_window"],
+                tiers=["gpu"] if position else ["gpu", "disk"],
+                changed_at=now - dt.timedelta(minutes=20),
+            )
+        )
+
+
+def _requests(session: Any, now: dt.datetime) -> None:
+    rng = random.Random(9)
+    for ago in range(180, -1, -1):
+        wave = 1 + 0.35 * math.sin(ago / 17)
+        bad = 12 <= ago <= 22
+        shares = [
+            ("hit", "none", "FULL", "gpu", 0.30, 1.0),
+            ("hit", "none", "COMPRESSED", "gpu", 0.08, 1.0),
+            ("hit", "none", "PARTIAL_OFFLOAD", "disk", 0.02 if bad else 0.07, 1.0),
+            ("partial", "window_stale", "FULL", "gpu", 0.10, 0.72),
+            (
+                "partial",
+                "restore_late" if bad else "tail_absent",
+                "PARTIAL_OFFLOAD",
+                "host",
+                0.12,
+                0.35 if bad else 0.8,
+            ),
+            ("miss", DAMAGED_REASON if bad else "none", "none", "none", 0.33, 0.0),
+        ]
+        for namespace, weight in (("tenant-a", 0.7), ("tenant-b", 0.3)):
+            prompt = 1_900_000 * wave * weight * rng.uniform(0.9, 1.1)
+            for outcome, reason, state, tier, share, usable in shares:
+                asked = int(prompt * share)
+                found = (
+                    0 if outcome == "miss" and reason == "none" else int(asked * (0.9 if outcome != "miss" else 0.2))
+                )
+                session.add(
+                    m.RequestRollup(
+                        engine_id=LIVE,
+                        minute=_minute(now, ago),
+                        namespace=namespace,
+                        outcome=outcome,
+                        reason=reason,
+                        state=state,
+                        tier=tier,
+                        requests=max(1, asked // 8_000),
+                        prompt_tokens=asked,
+                        lcp_tokens=found,
+                        usable_tokens=int(found * usable),
+                        replay_tokens=asked // 200 if outcome == "partial" else 0,
+                    )
+                )
+
+
+def _point(session: Any, now: dt.datetime, ago: int, name: str, attributes: str, **values: Any) -> None:
+    session.add(
+        m.MetricRollup(
+            engine_id=LIVE,
+            name=name,
+            attributes=attributes,
+            minute=_minute(now, ago),
+            boot_id=f"boot-{LIVE}",
+            **{"last": 0.0, "delta": 0.0, "maximum": 0.0, "count_delta": 0, "bucket_deltas": None, **values},
+        )
+    )
+
+
+_KIND_SHARE = {
+    "compressed_kv": 0.42,
+    "uncompressed_tail": 0.39,
+    "swa_window": 0.36,
+    "indexer_state": 0.42,
+    "disk_prefix": 0.07,
+}
+
+
+def _metrics(session: Any, now: dt.datetime) -> None:
+    rng = random.Random(2)
+    for ago in range(180, -1, -1):
+        asked = 1_900_000 * (1 + 0.35 * math.sin(ago / 17))
+        bad = 12 <= ago <= 22
+        _point(session, now, ago, "kvcache.queries", "namespace=tenant-a,of=tokens", delta=asked, last=asked)
+        _point(session, now, ago, "kvcache.queries", "namespace=tenant-a,of=requests", delta=asked / 8000, last=asked)
+        for kind, share in _KIND_SHARE.items():
+            served = asked * share * rng.uniform(0.93, 1.05) * (0.3 if bad and kind == "disk_prefix" else 1.0)
+            attributes = f"object.kind={kind},of=tokens,state=FULL,tier=gpu"
+            _point(session, now, ago, "kvcache.hits", attributes, delta=served, last=served)
+        for tier, count in (("host", 14), ("disk", 6)):
+            failed = rng.randrange(2, 5) if bad and tier == "disk" else int(rng.random() < 0.06)
+            late = rng.randrange(0, 3) if bad else 0
+            for outcome, value in (("ok", count), ("failed", failed), ("late", late)):
+                _point(
+                    session, now, ago, "kvcache.recoveries", f"outcome={outcome},tier={tier}", delta=value, last=value
+                )
+        _io(session, now, ago, rng, bad)
+        for page_class, base in (("history", 0.11), ("indexer", 0.04), ("window", 0.27), ("tail", 0.18), ("all", 0.14)):
+            ratio = max(0.0, base + 0.05 * math.sin(ago / 23) + rng.uniform(-0.01, 0.01))
+            _point(session, now, ago, "kvcache.fragmentation", f"class={page_class}", last=ratio, maximum=ratio)
+        for tier, total in (("gpu", 16 * GIB), ("host", 64 * GIB), ("disk", 512 * GIB)):
+            live = total * (0.6 + 0.1 * math.sin(ago / 40)) * {"gpu": 1.0, "host": 0.7, "disk": 0.3}[tier]
+            _point(session, now, ago, "kvcache.tier.bytes", f"state=live,tier={tier}", last=live, maximum=live)
+            _point(session, now, ago, "kvcache.tier.bytes", f"state=pinned,tier={tier}", last=total * 0.02)
+            _point(session, now, ago, "kvcache.tier.bytes", f"state=total,tier={tier}", last=total)
+        mode = 1.0 if 9 <= ago <= 20 else 0.0
+        _point(session, now, ago, "kvcache.mode", "", last=mode, maximum=mode)
+
+
+def _io(session: Any, now: dt.datetime, ago: int, rng: random.Random, bad: bool) -> None:
+    for tier, center in (("gpu", 1), ("host", 3), ("disk", 6)):
+        for direction in ("read", "write"):
+            counts = [0] * (len(BOUNDS) + 1)
+            for _ in range(40):
+                place = round(rng.gauss(center + (2 if bad and tier == "disk" else 0), 1.1))
+                counts[min(max(place, 0), len(BOUNDS))] += 1
+            _point(
+                session,
+                now,
+                ago,
+                "kvcache.tier.io.duration",
+                f"direction={direction},tier={tier}",
+                count_delta=40,
+                bucket_deltas={"bounds": BOUNDS, "counts": counts},
+            )
+
+
+def _validations(session: Any, now: dt.datetime) -> None:
+    names = ("compressed_complete", "tail_intact", "window_fresh", "indexer_synced", "disk_reloaded")
+    for ago in range(180):
+        for position, name in enumerate(names):
+            for verdict, reason, count in (
+                ("pass", "none", 220 - 10 * position),
+                ("repairable", "window_absent", 14 if name == "window_fresh" else 0),
+                ("fail", DAMAGED_REASON if name == "disk_reloaded" else "absent", 3 if position in (1, 4) else 0),
+                ("not_applicable", "no_such_object", 40 if name == "disk_reloaded" else 0),
+            ):
+                if count:
+                    session.add(
+                        m.ValidationRollup(
+                            engine_id=LIVE,
+                            minute=_minute(now, ago),
+                            validation=name,
+                            verdict=verdict,
+                            reason=reason,
+                            count=count,
+                        )
+                    )
+    for number in range(30):
+        digest = hashlib.sha256(f"failure {number}".encode()).hexdigest()
+        damaged = number % 3 == 0
+        session.add(
+            m.ValidationFailure(
+                engine_id=LIVE,
+                prefix_id=prefix_id(7 if damaged else 20 + number),
+                validation="disk_reloaded" if damaged else "tail_intact",
+                object_kind="disk_prefix" if damaged else "uncompressed_tail",
+                reason=DAMAGED_REASON if damaged else "absent",
+                boundary=128 * (20 + number),
+                at=now - dt.timedelta(minutes=5 + number),
+                trace_id=digest[:32],
+                span_id=digest[:16],
+            )
+        )
+    session.add(
+        m.HistoryGap(
+            engine_id=LIVE,
+            prefix_id=prefix_id(11),
+            life=1,
+            first_version=2,
+            last_version=3,
+            found_at=now - dt.timedelta(minutes=4),
+        )
+    )
+
+
+def _steering(session: Any, now: dt.datetime) -> None:
+    documents = (
+        ({"cap_prefixes": 3000, "mode": "normal"}, "first caps", 2000),
+        ({"cap_prefixes": 4000, "mode": "normal"}, "more prefixes: the curve is still steep here", 130),
+        ({"cap_prefixes": 4000, "mode": "normal", "cap_gpu_bytes": 16 * GIB}, "match the card", 30),
+    )
+    for document, reason, minutes_ago in documents:
+        session.add(
+            m.DesiredState(
+                engine_id=None,
+                document=document,
+                actor="test admin",
+                reason=reason,
+                at=now - dt.timedelta(minutes=minutes_ago),
+            )
+        )
+        session.flush()
+    for number, (kind, status, outcome, minutes_ago) in enumerate(
+        (
+            ("evict", "succeeded", {"evicted": 12, "bytes": 3 * GIB, "refused": []}, 41),
+            ("warm", "failed", {"warmed": 2, "bytes": 90 * MIB, "failed": 1}, 17),
+            ("scrub", "running", {}, 1),
+        )
+    ):
+        session.add(
+            m.Command(
+                id=f"00000000-0000-4000-8000-00000000000{number}",
+                engine_id=LIVE,
+                kind=kind,
+                arguments={"prefix_ids": [prefix_id(3)]} if kind != "scrub" else {"max_bytes": GIB},
+                idempotency_key=f"seed-{number}",
+                epoch=1,
+                status=status,
+                progress={"done": 40, "total": 100} if status == "running" else {},
+                outcome=outcome,
+                actor="test operator",
+                reason="free room for tenant-a" if kind == "evict" else "checking the disk after the alert",
+                created_at=now - dt.timedelta(minutes=minutes_ago),
+                expires_at=now + dt.timedelta(minutes=30),
+                delivered_at=now - dt.timedelta(minutes=minutes_ago),
+                finished_at=None if status == "running" else now - dt.timedelta(minutes=minutes_ago - 1),
+            )
+        )
+        session.add(
+            m.Audit(
+                at=now - dt.timedelta(minutes=minutes_ago),
+                actor="test operator",
+                role="operator",
+                action=f"command.{kind}",
+                target=f"{LIVE}/{prefix_id(3)}",
+                reason="free room for tenant-a",
+                before=None,
+                after={"kind": kind},
+                trace_id=hashlib.sha256(str(number).encode()).hexdigest()[:32],
+            )
+        )
+
+
+def _policies(session: Any, now: dt.datetime) -> None:
+    for name, kind, every, paused, parameters in (
+        ("degrade", "degrade", 30, False, {"failure_rate_up": 0.2, "failure_rate_down": 0.05, "min_samples": 20}),
+        ("warm-top", "warmup", 900, False, {"top": 50, "max_bytes": 4 * GIB}),
+        ("offload-idle", "offload_idle", 120, True, {"idle_s": 900}),
+    ):
+        session.add(
+            m.Policy(
+                name=name,
+                kind=kind,
+                parameters=parameters,
+                every_seconds=every,
+                paused=paused,
+                memory={},
+                changed_at=now - dt.timedelta(hours=2),
+            )
+        )
+    for decision, minutes_ago, proposed in (
+        ("degrade", 20, [{"desired": {"mode": "no_disk"}}]),
+        ("recover", 9, [{"desired": {"mode": "normal"}}]),
+        ("hold", 1, []),
+    ):
+        session.add(
+            m.PolicyRun(
+                policy="degrade",
+                engine_id=LIVE,
+                at=now - dt.timedelta(minutes=minutes_ago),
+                trigger="schedule",
+                dry_run=False,
+                inputs={"failure_rate": 0.24 if decision == "degrade" else 0.02, "samples": 310, "window_s": 300},
+                decision=decision,
+                proposed=proposed,
+                outcome={"applied": len(proposed)},
+            )
+        )
+
+
+def _alerts(session: Any, now: dt.datetime) -> None:
+    for state, rule, summary, value, threshold, minutes_ago in (
+        ("firing", "damaged_prefixes", "2 prefixes are quarantined on gpu-a", 2.0, 1.0, 6),
+        ("pending", "history_gaps", "1 open history gap on gpu-a", 1.0, 0.0, 3),
+        ("resolved", "recovery_failures", "24.1% of recoveries failed or came late", 0.241, 0.2, 22),
+    ):
+        session.add(
+            m.Alert(
+                rule=rule,
+                engine_id=LIVE,
+                state=state,
+                summary=summary,
+                value=value,
+                threshold=threshold,
+                since=now - dt.timedelta(minutes=minutes_ago),
+                fired_at=None if state == "pending" else now - dt.timedelta(minutes=minutes_ago - 1),
+                resolved_at=now - dt.timedelta(minutes=9) if state == "resolved" else None,
+            )
+        )
+
+
+def test_the_seed_holds_every_state_a_page_must_show(tmp_path):
+    url = f"sqlite:///{tmp_path / 'seed.sqlite3'}"
+    seed(url, dt.datetime.now(dt.UTC))
+    store = Store(url)
+    with store.read() as session:
+        states = set(session.scalars(select(m.Prefix.state)))
+        assert {"FULL", "COMPRESSED", "PARTIAL_OFFLOAD", "QUARANTINED"} <= states
+        assert session.scalar(select(func.count()).select_from(m.RequestRollup)) == 181 * 12
+        assert set(session.scalars(select(m.Command.status))) == {"succeeded", "failed", "running"}
+    store.dispose()
+
+
+def test_an_empty_seed_holds_only_tokens(tmp_path):
+    url = f"sqlite:///{tmp_path / 'seed.sqlite3'}"
+    secrets = seed(url, dt.datetime.now(dt.UTC), rows=False)
+    assert set(secrets) == {"viewer", "operator", "admin", "link"}
+    store = Store(url)
+    with store.read() as session:
+        assert session.scalar(select(func.count()).select_from(m.Engine)) == 0
+    store.dispose()
