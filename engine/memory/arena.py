@@ -1,0 +1,285 @@
+"""Slab allocator over one byte buffer, on `cuda` or `cpu`; the GPU tier and the host tier are both one of these.
+
+A slab is taken by one page class and cut into equal slots. Slabs come back to the common pool only when every slot is
+free, so fragmentation is real: free bytes inside partly used slabs cannot serve another class.
+
+Only this module moves free lists. A slot has a generation that moves on every free: a pointer that carries an older
+one is stale, whatever now lives at the address. Callers hold the engine lock for all metadata calls; `read` and
+`write` copy bytes and are called without it, on slots the caller owns or has pinned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.errors import ConfigError, NotMaterialised, StalePointer
+
+Slots = npt.NDArray[np.int32]
+Generations = npt.NDArray[np.uint32]
+Bytes = torch.Tensor  # uint8 [n, slot_bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassUsage:
+    """Occupancy of one page class. `fragmentation_ratio` is free bytes over bytes of the slabs it holds."""
+
+    slot_bytes: int
+    slabs: int
+    slots: int
+    used_slots: int
+    used_slabs: int
+
+    @property
+    def fragmentation_ratio(self) -> float:
+        return 1.0 - self.used_slots / self.slots if self.slots else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pointer:
+    """Slots of one class with the generations they had when the pointer was made."""
+
+    page_class: str
+    slots: Slots
+    generations: Generations
+
+
+class _PageClass:
+    """Free list and occupancy of one class. Slot number = slab * slots a slab + index."""
+
+    def __init__(self, name: str, slot_bytes: int, slab_bytes: int, n_slabs: int) -> None:
+        self.name = name
+        self.slot_bytes = slot_bytes
+        self.per_slab = slab_bytes // slot_bytes
+        self.stack: Slots = np.empty(n_slabs * self.per_slab, dtype=np.int32)
+        self.top = 0  # free slots lie in stack[:top]
+        self.used: Slots = np.zeros(n_slabs, dtype=np.int32)  # used slots by slab
+        self.owned = np.zeros(n_slabs, dtype=np.bool_)
+        self.generation: Generations = np.zeros(n_slabs * self.per_slab, dtype=np.uint32)
+        self.used_slots = 0
+        self.n_slabs = 0
+
+    def add_slab(self, slab: int) -> None:
+        first = slab * self.per_slab
+        # Reversed, so that slots leave the stack in address order and long copies stay contiguous.
+        self.stack[self.top : self.top + self.per_slab] = np.arange(first + self.per_slab - 1, first - 1, -1)
+        self.top += self.per_slab
+        self.owned[slab] = True
+        self.n_slabs += 1
+
+    def take(self, n: int) -> Slots:
+        self.top -= n
+        slots = self.stack[self.top : self.top + n][::-1].copy()
+        np.add.at(self.used, slots // self.per_slab, 1)
+        self.used_slots += n
+        return slots
+
+    def give(self, slots: Slots) -> None:
+        n = len(slots)
+        self.generation[slots] += 1
+        self.stack[self.top : self.top + n] = slots[::-1]
+        self.top += n
+        np.subtract.at(self.used, slots // self.per_slab, 1)
+        self.used_slots -= n
+
+    def drop_empty_slabs(self) -> list[int]:
+        """Take this class's wholly free slabs off its free list; returns them."""
+        empty = np.flatnonzero(self.owned & (self.used == 0))
+        if not len(empty):
+            return []
+        free = self.stack[: self.top]
+        kept = free[~np.isin(free // self.per_slab, empty)]
+        self.stack[: len(kept)] = kept
+        self.top = len(kept)
+        self.owned[empty] = False
+        self.n_slabs -= len(empty)
+        return [int(slab) for slab in empty]
+
+
+class Arena:
+    """Slots of several classes in one buffer of `total_bytes`.
+
+    `materialise=False` keeps all the bookkeeping and no buffer: `read` and `write` raise `NotMaterialised`.
+    Raises `ConfigError` when a slot does not fit a slab or the buffer holds no slab.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        total_bytes: int,
+        slab_bytes: int,
+        classes: Mapping[str, int],
+        *,
+        device: str = "cpu",
+        pin: bool = False,
+        materialise: bool = True,
+    ) -> None:
+        widest = max(classes.values())
+        if widest > slab_bytes:
+            raise ConfigError(f"{name}: a slot of {widest:,} bytes does not fit a slab of {slab_bytes:,}; raise slab_bytes")
+        self.name = name
+        self.slab_bytes = slab_bytes
+        self.n_slabs = total_bytes // slab_bytes
+        if self.n_slabs < 1:
+            raise ConfigError(f"{name}: {total_bytes:,} bytes hold no slab of {slab_bytes:,} bytes; give the tier more")
+        self.total_bytes = self.n_slabs * slab_bytes
+        self._free_slabs = list(range(self.n_slabs - 1, -1, -1))
+        self._classes = {c: _PageClass(c, size, slab_bytes, self.n_slabs) for c, size in classes.items()}
+        self._buffer: torch.Tensor | None = None
+        if materialise:
+            self._buffer = torch.empty(self.total_bytes, dtype=torch.uint8, device=device, pin_memory=pin)
+        self.live_bytes = 0
+
+    # -- allocation -------------------------------------------------------------------------------------------------
+
+    def take(self, page_class: str, n: int) -> Slots | None:
+        """`n` slots, all or none. None means no room: the caller evicts and asks again."""
+        cls = self._classes[page_class]
+        while cls.top < n:
+            if not self._free_slabs and not self._reclaim(cls):
+                return None
+            cls.add_slab(self._free_slabs.pop())
+        self.live_bytes += n * cls.slot_bytes
+        return cls.take(n)
+
+    def give(self, page_class: str, slots: Slots) -> None:
+        """Free slots; their generations move."""
+        cls = self._classes[page_class]
+        cls.give(slots)
+        self.live_bytes -= len(slots) * cls.slot_bytes
+
+    def room(self, page_class: str) -> int:
+        """Slots of this class that could be taken now without evicting anything."""
+        cls = self._classes[page_class]
+        spare = len(self._free_slabs) + sum(
+            int(np.count_nonzero(c.owned & (c.used == 0))) for c in self._classes.values() if c is not cls
+        )
+        return cls.top + spare * cls.per_slab
+
+    def _reclaim(self, wanting: _PageClass) -> bool:
+        for cls in self._classes.values():
+            if cls is not wanting:
+                self._free_slabs.extend(cls.drop_empty_slabs())
+        return bool(self._free_slabs)
+
+    # -- pointers ---------------------------------------------------------------------------------------------------
+
+    def point(self, page_class: str, slots: Slots) -> Pointer:
+        return Pointer(page_class=page_class, slots=slots, generations=self._classes[page_class].generation[slots])
+
+    def is_current(self, pointer: Pointer) -> bool:
+        now = self._classes[pointer.page_class].generation[pointer.slots]
+        return bool((now == pointer.generations).all())
+
+    def check_current(self, pointer: Pointer) -> None:
+        """Raises `StalePointer` if any slot was freed since."""
+        if not self.is_current(pointer):
+            raise StalePointer(
+                f"{self.name}: {len(pointer.slots)} {pointer.page_class} slots were freed or moved after this pointer "
+                "was made; acquire again"
+            )
+
+    def addresses(self, page_class: str, slots: Slots) -> npt.NDArray[np.int64]:
+        """Byte offset of each slot in the buffer: the entries of a page table."""
+        cls = self._classes[page_class]
+        slab, index = np.divmod(slots.astype(np.int64), cls.per_slab)
+        offsets: npt.NDArray[np.int64] = slab * self.slab_bytes + index * cls.slot_bytes
+        return offsets
+
+    # -- bytes ------------------------------------------------------------------------------------------------------
+
+    @property
+    def buffer(self) -> torch.Tensor:
+        if self._buffer is None:
+            raise NotMaterialised(f"{self.name}: this engine only keeps books (materialise=False); there are no bytes")
+        return self._buffer
+
+    def _rows(self, cls: _PageClass) -> torch.Tensor:
+        """A view [slabs, slots a slab, slot_bytes] of the buffer."""
+        shape = (self.n_slabs, cls.per_slab, cls.slot_bytes)
+        return self.buffer.as_strided(shape, (self.slab_bytes, cls.slot_bytes, 1))
+
+    def _index(self, cls: _PageClass, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+        slab, index = np.divmod(slots.astype(np.int64), cls.per_slab)
+        device = self.buffer.device
+        return torch.from_numpy(slab).to(device), torch.from_numpy(index).to(device)
+
+    def read(self, page_class: str, slots: Slots) -> Bytes:
+        """A copy of the slots' bytes, uint8 [n, slot_bytes], on the arena's device."""
+        cls = self._classes[page_class]
+        return self._rows(cls)[self._index(cls, slots)]
+
+    def write(self, page_class: str, slots: Slots, data: Bytes) -> None:
+        """Put uint8 [n, slot_bytes] into the slots; `data` may live on another device."""
+        cls = self._classes[page_class]
+        self._rows(cls)[self._index(cls, slots)] = data.to(self.buffer.device, non_blocking=True)
+
+    # -- figures ----------------------------------------------------------------------------------------------------
+
+    def usage(self) -> dict[str, ClassUsage]:
+        return {
+            name: ClassUsage(
+                slot_bytes=cls.slot_bytes,
+                slabs=cls.n_slabs,
+                slots=cls.n_slabs * cls.per_slab,
+                used_slots=cls.used_slots,
+                used_slabs=int(np.count_nonzero(cls.used)),
+            )
+            for name, cls in self._classes.items()
+        }
+
+    def sparse_slabs(self, page_class: str, below_ratio: float) -> Slots:
+        """Slabs filled less than `below_ratio`: what compaction may move."""
+        cls = self._classes[page_class]
+        sparse = np.flatnonzero((cls.used > 0) & (cls.used < below_ratio * cls.per_slab))
+        return sparse.astype(np.int32)
+
+    def slab_of(self, page_class: str, slots: Slots) -> Slots:
+        return slots // self._classes[page_class].per_slab
+
+    def take_outside(self, page_class: str, n: int, slabs: Slots) -> Slots | None:
+        """Up to `n` free slots that lie in partly used slabs other than `slabs`; None if there are fewer."""
+        cls = self._classes[page_class]
+        free = cls.stack[: cls.top]
+        home = free // cls.per_slab
+        fit = (cls.used[home] > 0) & ~np.isin(home, slabs)
+        chosen = np.flatnonzero(fit)[:n]
+        if len(chosen) < n:
+            return None
+        slots = free[chosen].copy()
+        rest = np.delete(free, chosen)
+        cls.stack[: len(rest)] = rest
+        cls.top = len(rest)
+        np.add.at(cls.used, slots // cls.per_slab, 1)
+        cls.used_slots += n
+        self.live_bytes += n * cls.slot_bytes
+        return slots
+
+    def release_empty_slabs(self) -> int:
+        """Return wholly free slabs to the common pool; how many."""
+        before = len(self._free_slabs)
+        for cls in self._classes.values():
+            self._free_slabs.extend(cls.drop_empty_slabs())
+        return len(self._free_slabs) - before
+
+    def violations(self) -> list[str]:
+        """Broken balances: free + used = owned in every class, slabs all accounted for, live bytes as counted."""
+        found = []
+        owned = sum(c.n_slabs for c in self._classes.values())
+        if owned + len(self._free_slabs) != self.n_slabs:
+            found.append(f"{self.name}: {owned} owned + {len(self._free_slabs)} free slabs are not {self.n_slabs}")
+        for name, cls in self._classes.items():
+            if cls.top + cls.used_slots != cls.n_slabs * cls.per_slab:
+                found.append(f"{self.name}: class {name}: {cls.top} free + {cls.used_slots} used slots are not the slabs'")
+            if len(np.unique(cls.stack[: cls.top])) != cls.top:
+                found.append(f"{self.name}: class {name}: a slot is free twice")
+            if int(cls.used.sum()) != cls.used_slots:
+                found.append(f"{self.name}: class {name}: occupancy by slab does not add up")
+        live = sum(c.used_slots * c.slot_bytes for c in self._classes.values())
+        if live != self.live_bytes:
+            found.append(f"{self.name}: live bytes counted {self.live_bytes:,} are {live:,}")
+        return found

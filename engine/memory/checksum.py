@@ -1,0 +1,21 @@
+"""Checksums of stored bytes: XXH3, 64 bits a page in memory, 128 bits a tensor on disk."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import xxhash
+
+PageSums = npt.NDArray[np.uint64]
+
+
+def page_sums(data: torch.Tensor) -> PageSums:
+    """One checksum a row of a uint8 [n, slot_bytes] tensor. Device tensors are copied to the host first."""
+    rows = data.detach().cpu().contiguous().numpy()
+    return np.fromiter((xxhash.xxh3_64_intdigest(row) for row in rows), dtype=np.uint64, count=len(rows))
+
+
+def tensor_sum(data: memoryview | bytes | npt.NDArray[np.generic]) -> str:
+    """128-bit hexadecimal checksum of one tensor's bytes."""
+    return xxhash.xxh3_128_hexdigest(data)

@@ -1,0 +1,187 @@
+"""What makes tier I/O safe to wait for: a circuit breaker a tier, retries where a retry can help, and its figures."""
+
+from __future__ import annotations
+
+import errno
+import random
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from threading import Lock, Thread
+from typing import TypeVar
+
+import torch
+
+from engine.clock import NS_PER_S, Clock
+from engine.errors import EngineError, TierUnavailable
+
+T = TypeVar("T")
+
+RETRYABLE_ERRNO = frozenset({errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT})
+"""Where a second try may go better. A missing file, a full disk or a wrong checksum will be the same again."""
+
+IO_BOUNDS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+
+class Breaker(StrEnum):
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Counts by upper bound; the last bucket is open. Plain ints, read by the metrics thread without a lock."""
+
+    bounds: tuple[float, ...] = IO_BOUNDS_S
+    counts: list[int] = field(default_factory=list)
+    total: float = 0.0
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+        self.count += 1
+
+
+@dataclass(slots=True)
+class TierIo:
+    """I/O of one tier in one direction."""
+
+    seconds: Histogram = field(default_factory=Histogram)
+    moved_bytes: int = 0
+
+    def add(self, elapsed_s: float, n_bytes: int) -> None:
+        self.seconds.add(elapsed_s)
+        self.moved_bytes += n_bytes
+
+    def estimate_s(self, n_bytes: int, default_bytes_per_s: float) -> float:
+        """Expected seconds for `n_bytes`, from what was measured so far."""
+        if self.moved_bytes < 1 << 20 or self.seconds.total <= 0:
+            return n_bytes / default_bytes_per_s
+        return n_bytes * self.seconds.total / self.moved_bytes
+
+
+class CircuitBreaker:
+    """Opens after `limit` failures in a row; after `cool_down_s` one trial is let through (half-open).
+
+    A failure is one of the device (an OS error, a time-out), not of one object: a corrupt file says nothing about
+    the next one.
+    """
+
+    def __init__(self, tier: str, clock: Clock, limit: int = 5, cool_down_s: float = 5.0) -> None:
+        self.tier = tier
+        self._clock = clock
+        self._limit = limit
+        self._cool_down_ns = int(cool_down_s * NS_PER_S)
+        self._failures = 0
+        self._opened_ns = 0
+        self._trial = False
+        self._lock = Lock()
+
+    @property
+    def state(self) -> Breaker:
+        if self._failures < self._limit:
+            return Breaker.CLOSED
+        waited = self._clock.monotonic_ns() - self._opened_ns
+        return Breaker.HALF_OPEN if waited >= self._cool_down_ns else Breaker.OPEN
+
+    def admits(self) -> bool:
+        """May a transfer start? In half-open state only one at a time."""
+        with self._lock:
+            state = self.state
+            if state is Breaker.CLOSED:
+                return True
+            if state is Breaker.OPEN or self._trial:
+                return False
+            self._trial = True
+            return True
+
+    @property
+    def closed(self) -> bool:
+        return self._failures < self._limit
+
+    def succeeded(self) -> None:
+        with self._lock:
+            self._failures, self._trial = 0, False
+
+    def failed(self) -> None:
+        with self._lock:
+            self._failures += 1
+            self._trial = False
+            if self._failures >= self._limit:
+                self._opened_ns = self._clock.monotonic_ns()
+
+
+class Transfer:
+    """Runs one tier's reads and writes with its breaker, its retries and its figures."""
+
+    def __init__(self, tier: str, clock: Clock, *, attempts: int = 3, backoff_s: float = 0.005) -> None:
+        self.tier = tier
+        self.read = TierIo()
+        self.write = TierIo()
+        self.breaker = CircuitBreaker(tier, clock)
+        self._clock = clock
+        self._attempts = attempts
+        self._backoff_s = backoff_s
+        self._jitter = random.Random(tier)
+
+    def run(self, io: TierIo, n_bytes: int, work: Callable[[], T], deadline_ns: int | None = None) -> T:
+        """The result of `work`. Raises `TierUnavailable` for device failures, and what `work` raises of the engine's own.
+
+        A retry waits with jitter and never past the deadline.
+        """
+        if not self.breaker.admits():
+            raise TierUnavailable(f"{self.tier}: the breaker is open after repeated I/O failures; it tries again by itself")
+        for attempt in range(1, self._attempts + 1):
+            started = self._clock.monotonic_ns()
+            try:
+                result = work()
+            except EngineError:
+                self.breaker.succeeded()  # the device answered; the object was bad
+                raise
+            except OSError as error:
+                self.breaker.failed()
+                if attempt == self._attempts or error.errno not in RETRYABLE_ERRNO or self._late(deadline_ns):
+                    raise TierUnavailable(f"{self.tier}: {error.strerror or error} ({error.filename or 'no file'})") from error
+                self._wait(attempt)
+                continue
+            self.breaker.succeeded()
+            io.add((self._clock.monotonic_ns() - started) / NS_PER_S, n_bytes)
+            return result
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _late(self, deadline_ns: int | None) -> bool:
+        return deadline_ns is not None and self._clock.monotonic_ns() >= deadline_ns
+
+    def _wait(self, attempt: int) -> None:
+        from time import sleep
+
+        sleep(self._backoff_s * 2 ** (attempt - 1) * (0.5 + self._jitter.random()))
+
+
+class CopyStream:
+    """Copies between devices off the compute stream: an own CUDA stream on a GPU, the calling thread on a CPU."""
+
+    def __init__(self, device: str) -> None:
+        self._stream = torch.cuda.Stream(device) if device.startswith("cuda") else None
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Runs `work` on the stream and waits for it, so that what follows may read the bytes."""
+        if self._stream is None:
+            return work()
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            result = work()
+        self._stream.synchronize()
+        return result
+
+
+def daemon(name: str, target: Callable[[], None]) -> Thread:
+    thread = Thread(target=target, name=name, daemon=True)
+    thread.start()
+    return thread
