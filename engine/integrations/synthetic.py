@@ -10,13 +10,14 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from engine.errors import StateMismatch
+from engine.integrations.verification import LOSSY, RoundTrip, Verification, compare_all
 from engine.memory.state import LoadedState, NewState
 from engine.model.objects import PrefixLayouts, Segment, SegmentKey, layouts_of
 from engine.model.spec import DTYPE_BYTES, ModelSpec
@@ -30,26 +31,6 @@ BLOCK_WORDS = 1 << 15  # 256 KiB a step: the temporaries stay in the second-leve
 _MIX_A = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_B = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_C = 0x94D049BB133111EB - (1 << 64)
-
-
-class Lossy(Protocol):
-    """A lossy codec as the verifier sees it: what rows of whole pages look like once coded and decoded."""
-
-    def __call__(self, segment: Segment, rows: torch.Tensor, /) -> torch.Tensor: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """Result of one comparison. `lossy_bytes` of the checked ones equal the codec's round trip, not the original."""
-
-    bytes_checked: int
-    wrong_bytes: int
-    lossy_bytes: int = 0
-    first_wrong: str = ""  # the first tensor that differs, for people
-
-    @property
-    def ok(self) -> bool:
-        return self.wrong_bytes == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +51,11 @@ class SyntheticModel:
     """
 
     def __init__(
-        self, spec: ModelSpec, seed: int = 0, *, device: str | torch.device = "cpu", lossy: Lossy | None = None
+        self, spec: ModelSpec, seed: int = 0, *, device: str | torch.device = "cpu", codec: str = "none"
     ) -> None:
         self.spec = spec
         self.device = torch.device(device)
-        self.lossy = lossy
+        self._lossy = {s.key: RoundTrip(s) for s in layouts_of(spec).history.segments if s.native and codec == LOSSY}
         self._layouts: PrefixLayouts = layouts_of(spec)
         self._seed = f"{spec.fingerprint}/{seed}"
         self._entries = (*self._layouts.history.segments, *self._layouts.indexer.segments)
@@ -123,41 +104,19 @@ class SyntheticModel:
     def verify(self, loaded: LoadedState, tokens: Tokens) -> Verification:
         """Compare every byte of `loaded` with the truth for `tokens`.
 
-        A tensor that is absent, unexpected or of another shape counts as wrong in full. Where a lossy codec is set, a
-        page of native history may also equal the codec's round trip, exactly.
+        A tensor that is absent, unexpected or of another shape counts as wrong in full. With a lossy codec a page of
+        native history may also equal the codec's round trip, exactly.
         """
         truth = self.truth(tokens, loaded.boundary_tokens, loaded.replay_tokens)
-        native = {s.key: s for s in self._entries if s.native} if self.lossy else {}
         results = [
-            *_compare_all(truth.entries, loaded.entries, lambda key, e, g: self._lossy_match(native.get(key), e, g)),
-            *_compare_all(truth.boundary, loaded.boundary, lambda key, e, g: None),
+            *compare_all(truth.entries, loaded.entries, self._lossy),
+            *compare_all(truth.boundary, loaded.boundary, {}),
         ]
         return Verification(
             bytes_checked=sum(r.bytes_checked for r in results),
             wrong_bytes=sum(r.wrong_bytes for r in results),
             lossy_bytes=sum(r.lossy_bytes for r in results),
             first_wrong=next((r.first_wrong for r in results if r.first_wrong), ""),
-        )
-
-    def _lossy_match(self, segment: Segment | None, expected: torch.Tensor, got: torch.Tensor) -> Verification | None:
-        """Compare page by page, each page either as computed or as coded and decoded; None where that cannot be."""
-        if segment is None or self.lossy is None:
-            return None
-        whole = len(expected) // segment.rows * segment.rows
-        if whole == 0:
-            return None
-        coded = self.lossy(segment, expected[:whole])
-        exact = (_as_bytes(expected) != _as_bytes(got)).sum(dim=1)
-        coded_wrong = (_as_bytes(coded) != _as_bytes(got[:whole])).sum(dim=1)
-        exact_pages = exact[:whole].view(-1, segment.rows).sum(dim=1)
-        coded_pages = coded_wrong.view(-1, segment.rows).sum(dim=1)
-        wrong = int(torch.minimum(exact_pages, coded_pages).sum()) + int(exact[whole:].sum())
-        lossy_pages = int((coded_pages < exact_pages).sum())
-        return Verification(
-            bytes_checked=expected.numel() * expected.element_size(),
-            wrong_bytes=wrong,
-            lossy_bytes=lossy_pages * segment.segment_bytes,
-            first_wrong=f"{segment.key}: {wrong} bytes differ" if wrong else "",
         )
 
     def _hashes(self, tokens: Tokens) -> torch.Tensor:
@@ -169,9 +128,7 @@ class SyntheticModel:
 
     def _entries_between(self, hashes: torch.Tensor, start: int, end: int) -> dict[SegmentKey, torch.Tensor]:
         spans = {
-            s.key: _Span(
-                first=start + s.ratio - 1, rows=end // s.ratio - start // s.ratio, step=s.ratio
-            )
+            s.key: _Span(first=start + s.ratio - 1, rows=end // s.ratio - start // s.ratio, step=s.ratio)
             for s in self._entries
         }
         return self._make(hashes, self._entries, spans)
@@ -242,7 +199,7 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _boundary_span(segment: Segment, boundary: int) -> _Span | None:
-    """Which positions a boundary object's rows stand for; None where it does not exist (an overlap before any entry)."""
+    """Which positions a boundary object's rows stand for; None where there is none (an overlap before any entry)."""
     section, ratio = segment.key.section, segment.ratio
     entries_end = boundary // ratio * ratio
     if section == "window":
@@ -286,35 +243,3 @@ def _split_columns(words: torch.Tensor, segments: tuple[Segment, ...]) -> Iterat
         values = words[:, at : at + count].view(dtype)[:, : segment.width]
         yield segment.key, values.contiguous()
         at += count
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(torch.uint8)
-
-
-def _compare_all(
-    expected: Mapping[SegmentKey, torch.Tensor], got: Mapping[SegmentKey, torch.Tensor], lossy: Any
-) -> Iterator[Verification]:
-    for key in expected.keys() | got.keys():
-        yield _compare(key, expected.get(key), got.get(key), lossy)
-
-
-def _compare(key: SegmentKey, expected: torch.Tensor | None, got: torch.Tensor | None, lossy: Any) -> Verification:
-    either = expected if expected is not None else got
-    assert either is not None
-    size = either.numel() * either.element_size()
-    if expected is None or got is None:
-        # A tensor of no rows that is missing is still wrong ("empty" is not "absent"): it counts one byte.
-        what = "is absent" if got is None else "was not expected"
-        return Verification(bytes_checked=size, wrong_bytes=max(1, size), first_wrong=f"{key} {what}")
-    if expected.shape != got.shape or expected.dtype != got.dtype:
-        what = f"{key} is {got.dtype}{list(got.shape)}, not {expected.dtype}{list(expected.shape)}"
-        return Verification(bytes_checked=size, wrong_bytes=max(1, size), first_wrong=what)
-    expected_bytes, got_bytes = _as_bytes(expected), _as_bytes(got.to(expected.device))
-    if torch.equal(expected_bytes, got_bytes):
-        return Verification(bytes_checked=size, wrong_bytes=0)
-    by_codec: Verification | None = lossy(key, expected, got.to(expected.device))
-    if by_codec is not None:
-        return by_codec
-    wrong = int((expected_bytes != got_bytes).sum())
-    return Verification(bytes_checked=size, wrong_bytes=wrong, first_wrong=f"{key}: {wrong} bytes differ")

@@ -1,6 +1,6 @@
 """Coded forms of history pages: smaller bytes on the same tier.
 
-`int8` is lossy: groups of 32 values share a float32 scale, the error of a value is at most half its scale. It touches
+`int8` is lossy: groups of 32 values share a float32 scale; the largest error is measured and kept with the object. It touches
 only native full-attention segments; natively compressed ones (CSA, HCA, MLA) are copied as they are.
 
 `lossless` keeps every bit: the exponents of bfloat16 and float32 values cluster, so each is coded in 4 bits relative to
@@ -139,7 +139,8 @@ def _encode_int8(piece: _Piece, raw: torch.Tensor, out: torch.Tensor) -> float:
     codes = torch.where(scale > 0, values / scale, torch.zeros_like(values)).round().clamp(-127, 127).to(torch.int8)
     out[:, : piece.padded] = codes.view(n, -1).view(torch.uint8)
     out[:, piece.padded :] = scale.view(n, -1).contiguous().view(torch.uint8)
-    return float(scale.max()) / 2 if n else 0.0
+    # Measured, not derived: rounding back to the native dtype adds to half a scale.
+    return float(((codes.float() * scale).to(dtype).float() - values).abs().max()) if n else 0.0
 
 
 def _decode_int8(piece: _Piece, data: torch.Tensor) -> torch.Tensor:

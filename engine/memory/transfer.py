@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import random
+import time
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from threading import Lock, Thread
+from threading import Lock
 from typing import TypeVar
 
 import torch
@@ -159,9 +160,7 @@ class Transfer:
         return deadline_ns is not None and self._clock.monotonic_ns() >= deadline_ns
 
     def _wait(self, attempt: int) -> None:
-        from time import sleep
-
-        sleep(self._backoff_s * 2 ** (attempt - 1) * (0.5 + self._jitter.random()))
+        time.sleep(self._backoff_s * 2 ** (attempt - 1) * (0.5 + self._jitter.random()))
 
 
 class CopyStream:
@@ -179,9 +178,3 @@ class CopyStream:
             result = work()
         self._stream.synchronize()
         return result
-
-
-def daemon(name: str, target: Callable[[], None]) -> Thread:
-    thread = Thread(target=target, name=name, daemon=True)
-    thread.start()
-    return thread

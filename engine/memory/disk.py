@@ -1,0 +1,217 @@
+"""The disk tier: one file a stored object in one folder that one engine owns.
+
+Published by write to a temporary name, fsync, rename, fsync of the folder: a crash leaves a whole file or none. Files
+hold token ids, so the folder is private (mode 0700). Damaged files move to `quarantine/`, which is bounded.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.errors import CorruptObject, FolderLocked, OutOfMemory
+from engine.memory import diskfile
+from engine.memory.checksum import PageSums
+from engine.memory.diskfile import ObjectHeader, StoredObject
+
+QUARANTINE_FILES = 64
+
+
+@dataclass(eq=False, slots=True)
+class DiskFile:
+    """A published file. `live_pages` counts pages that some prefix still refers to; at 0 the file goes."""
+
+    name: str
+    file_bytes: int
+    n_pages: int
+    live_pages: int
+    generation: int = 0
+    open_reads: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptedFile:
+    file: DiskFile
+    header: ObjectHeader
+    tokens: npt.NDArray[np.int32]
+
+
+class DiskTier:
+    """Files under `folder`, at most `quota_bytes` of them.
+
+    Raises `FolderLocked` if another engine holds the folder (an OS lock that dies with its process).
+    """
+
+    def __init__(self, folder: Path, quota_bytes: int) -> None:
+        self.folder = folder
+        self.quota_bytes = quota_bytes
+        self.used_bytes = 0
+        self._objects = folder / "objects"
+        self._quarantine = folder / "quarantine"
+        for path in (folder, self._objects, self._quarantine):
+            path.mkdir(parents=True, exist_ok=True)
+            path.chmod(0o700)
+        self._lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock_fd)
+            raise FolderLocked(f"{folder}: another engine uses this folder; stop it or give this one another data_dir") from error
+        self._serial = 0
+        self.files: dict[str, DiskFile] = {}
+
+    def close(self) -> None:
+        os.close(self._lock_fd)
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+
+    def reserve(self, n_bytes: int) -> bool:
+        """Count `n_bytes` against the quota before they are written. False: no room, evict first."""
+        if self.used_bytes + n_bytes > self.quota_bytes:
+            return False
+        self.used_bytes += n_bytes
+        return True
+
+    def unreserve(self, n_bytes: int) -> None:
+        self.used_bytes -= n_bytes
+
+    def next_name(self, header: ObjectHeader) -> str:
+        """A name no other file has; called under the engine lock."""
+        self._serial += 1
+        return f"{header.prefix_id}-{header.kind}-{header.boundary}-{header.written_ns:x}-{self._serial}.safetensors"
+
+    def publish(self, name: str, header: ObjectHeader, pages: torch.Tensor, sums: PageSums, tokens: npt.NDArray[np.int32]) -> DiskFile:
+        """Write one object so that it is wholly there or not at all. Raises OSError (ENOSPC, EIO, ...) with nothing left behind."""
+        target = self._objects / name
+        temporary = target.with_suffix(".tmp")
+        try:
+            with open(temporary, "wb", buffering=0) as file:
+                size = _write_all(file.fileno(), diskfile.encode(header, pages, sums, tokens))
+                os.fsync(file.fileno())
+            os.rename(temporary, target)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        self._sync_folder()
+        return DiskFile(name=name, file_bytes=size, n_pages=header.n_pages, live_pages=header.n_pages)
+
+    def _sync_folder(self) -> None:
+        fd = os.open(self._objects, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def path(self, file: DiskFile) -> Path:
+        return self._objects / file.name
+
+    def read(self, file: DiskFile) -> StoredObject:
+        """The whole object, every checksum compared. Raises `CorruptObject`, or OSError from the device."""
+        path = self.path(file)
+        try:
+            with open(path, "rb", buffering=0) as handle:
+                size = os.fstat(handle.fileno()).st_size
+                raw = np.empty(size, dtype=np.uint8)
+                view, done = memoryview(raw), 0
+                while done < size:
+                    n = handle.readinto(view[done:])
+                    if not n:
+                        raise CorruptObject(f"{file.name}: it ended after {done:,} of {size:,} bytes")
+                    done += n
+        except FileNotFoundError as error:
+            raise CorruptObject(f"{file.name}: the file is gone; something other than this engine removed it") from error
+        return diskfile.decode(raw, file.name)
+
+    # -- removing ---------------------------------------------------------------------------------------------------
+
+    def drop(self, file: DiskFile) -> None:
+        """Forget and delete a file nobody refers to any more."""
+        self._forget(file)
+        self.path(file).unlink(missing_ok=True)
+
+    def quarantine(self, file: DiskFile) -> None:
+        """Move a damaged file aside for inspection; the oldest ones go when there are too many."""
+        self._forget(file)
+        path = self.path(file)
+        if path.exists():
+            os.rename(path, self._quarantine / file.name)
+        kept = sorted(self._quarantine.iterdir(), key=lambda p: p.stat().st_mtime_ns)
+        for old in kept[:-QUARANTINE_FILES]:
+            old.unlink(missing_ok=True)
+
+    def _forget(self, file: DiskFile) -> None:
+        if self.files.pop(file.name, None) is not None:
+            file.generation += 1
+            self.used_bytes -= file.file_bytes
+
+    def record(self, file: DiskFile) -> None:
+        """Count a published file as there; its bytes were reserved before."""
+        self.files[file.name] = file
+
+    # -- adoption ---------------------------------------------------------------------------------------------------
+
+    def scan(self) -> Iterator[AdoptedFile | CorruptObject]:
+        """Every object found at start, header and tokens proven; damaged ones are moved aside and reported.
+
+        Temporary files are leftovers of a crash before publication: deleted. Page bytes are proven on restore.
+        """
+        for path in sorted(self._objects.iterdir()):
+            if path.suffix == ".tmp":
+                path.unlink()
+                continue
+            size = path.stat().st_size
+            file = DiskFile(name=path.name, file_bytes=size, n_pages=0, live_pages=0)
+            try:
+                header, tokens = _read_identity(path, size)
+            except CorruptObject as error:
+                self.quarantine(file)
+                yield error
+                continue
+            file.n_pages = header.n_pages
+            self.used_bytes += size
+            self.record(file)
+            yield AdoptedFile(file=file, header=header, tokens=tokens)
+
+    def violations(self) -> list[str]:
+        """Files on disk and files in the books must be the same set, and bytes must add up."""
+        found = []
+        there = {p.name for p in self._objects.iterdir() if p.suffix != ".tmp"}
+        if leaked := there - self.files.keys():
+            found.append(f"disk: {len(leaked)} files nobody refers to, e.g. {min(leaked)}")
+        counted = sum(f.file_bytes for f in self.files.values())
+        if counted != self.used_bytes:
+            found.append(f"disk: {self.used_bytes:,} bytes counted, files have {counted:,}")
+        for file in self.files.values():
+            if not 0 < file.live_pages <= file.n_pages:
+                found.append(f"disk: {file.name} has {file.live_pages} live of {file.n_pages} pages")
+        return found
+
+
+def _read_identity(path: Path, size: int) -> tuple[ObjectHeader, npt.NDArray[np.int32]]:
+    with open(path, "rb") as file:
+        head = file.read(8)
+        length = int.from_bytes(head, "little") if len(head) == 8 else 0
+        head += file.read(min(length, diskfile.HEADER_LIMIT_BYTES))
+        metadata, entries, start = diskfile.parse_header(head, size, path.name)
+        first, last = entries["tokens"]["data_offsets"]
+        file.seek(start + first)
+        return diskfile.decode_identity(metadata, entries, file.read(last - first), path.name)
+
+
+def _write_all(fd: int, buffers: list[bytes | memoryview]) -> int:
+    total = 0
+    for buffer in buffers:
+        view, done = memoryview(buffer), 0
+        while done < len(view):
+            done += os.write(fd, view[done:])
+        total += done
+    return total
