@@ -1,0 +1,180 @@
+"""A prefix as the engine keeps it: identity, state, version, and what it holds where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from engine.consistency.state import Cause, State, check_transition
+from engine.memory.holding import Holding, Tier
+from engine.model.objects import ObjectKind
+
+
+class CauseOf(NamedTuple):
+    """Why something happens, and the span that asked for it (hexadecimal ids, empty when there is none)."""
+
+    cause: Cause
+    reason: str = ""
+    trace_id: str = ""
+    span_id: str = ""
+    command_id: str = ""
+
+
+class Transition(NamedTuple):
+    """One step of one prefix's life, as telemetry and the store get it."""
+
+    prefix_id: str
+    parent_id: str
+    namespace: str
+    life: int
+    version: int
+    before: State
+    after: State
+    cause: CauseOf
+    tokens: int
+    pages: int
+    bytes_moved: int
+    objects: dict[str, dict[str, int]]
+    checkpoints: tuple[tuple[str, int, tuple[str, ...], tuple[str, ...]], ...]
+    pinned: bool
+    wall_ns: int
+    monotonic_ns: int
+
+
+@dataclass(eq=False, slots=True)
+class Checkpoint:
+    """The boundary objects at exactly `boundary` tokens: valid there and nowhere else.
+
+    `tail_tokens` are the token bytes after the last page boundary. A kind the model has and this dict has not is
+    absent; a kind that is empty by layout has a holding of no pages.
+    """
+
+    checkpoint_id: str
+    boundary: int
+    tail_tokens: bytes
+    blocks: dict[ObjectKind, Holding]
+
+    @property
+    def on_gpu(self) -> bool:
+        return all(h.gpu is not None or h.n_pages == 0 for h in self.blocks.values())
+
+
+@dataclass(eq=False, slots=True)
+class PrefixRecord:
+    """Everything known of one prefix (a radix node). Guarded by the engine lock.
+
+    Pages [first_page, first_page + n_pages) are its own; those before belong to its ancestors.
+    """
+
+    prefix_id: str
+    parent_id: str
+    namespace: str
+    life: int
+    first_page: int
+    n_pages: int
+    page_tokens: int
+    spans: dict[ObjectKind, Holding]
+    checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
+    state: State = State.NEW
+    version: int = 0
+    leases: int = 0  # leases whose path runs through this prefix
+    busy: bool = False  # bytes of it are being copied by some thread; nobody else may change it
+    pinned_until_ns: int = 0  # wall clock; an operator's pin
+    tokens_served: int = 0
+    served_ns: int = 0  # monotonic
+    resident: bool = True  # every span object on the GPU (kept by `refresh`)
+    coded: bool = False  # some span object in coded form
+
+    @property
+    def tokens(self) -> int:
+        return (self.first_page + self.n_pages) * self.page_tokens
+
+    @property
+    def last_page(self) -> int:
+        return self.first_page + self.n_pages
+
+    def holdings(self) -> list[Holding]:
+        return [*self.spans.values(), *(b for c in self.checkpoints.values() for b in c.blocks.values())]
+
+    def refresh(self) -> None:
+        """Recompute the flags the request path reads."""
+        resident, coded = True, False
+        for holding in self.spans.values():
+            if holding.gpu is None:
+                resident = False
+            elif holding.gpu.coded:
+                coded = True
+        self.resident, self.coded = resident, coded
+
+    @property
+    def natural_state(self) -> State:
+        """The state that follows from where the objects are."""
+        if not self.resident or not all(c.on_gpu for c in self.checkpoints.values()):
+            return State.PARTIAL_OFFLOAD
+        return State.COMPRESSED if self.coded else State.FULL
+
+    def held_bytes(self, tier: Tier) -> int:
+        return sum(_tier_bytes(h, tier) for h in self.holdings())
+
+    def objects(self) -> dict[str, dict[str, int]]:
+        """Object kind -> tier -> bytes, for telemetry."""
+        found: dict[str, dict[str, int]] = {}
+        for holding in self.holdings():
+            for tier in Tier:
+                if n_bytes := _tier_bytes(holding, tier):
+                    row = found.setdefault(str(holding.kind), {})
+                    row[str(tier)] = row.get(str(tier), 0) + n_bytes
+        if on_disk := self.held_bytes(Tier.DISK):
+            found[str(ObjectKind.DISK_PREFIX)] = {"disk": on_disk}
+        return found
+
+    def checkpoint_rows(self) -> tuple[tuple[str, int, tuple[str, ...], tuple[str, ...]], ...]:
+        return tuple(
+            (c.checkpoint_id, c.boundary, tuple(str(k) for k in c.blocks), tuple(_tiers_of(c)))
+            for c in self.checkpoints.values()
+        )
+
+    def move(self, after: State, cause: CauseOf, *, bytes_moved: int, wall_ns: int, monotonic_ns: int) -> Transition:
+        """Take one edge. Raises `IllegalTransition` and changes nothing if the table does not have it."""
+        check_transition(self.prefix_id, self.state, after, cause.cause)
+        before, self.state = self.state, after
+        self.version += 1
+        gone = after is State.EVICTED
+        return Transition(
+            prefix_id=self.prefix_id,
+            parent_id=self.parent_id,
+            namespace=self.namespace,
+            life=self.life,
+            version=self.version,
+            before=before,
+            after=after,
+            cause=cause,
+            tokens=self.tokens,
+            pages=self.n_pages,
+            bytes_moved=bytes_moved,
+            objects={} if gone else self.objects(),
+            checkpoints=() if gone else self.checkpoint_rows(),
+            pinned=self.pinned_until_ns > wall_ns,
+            wall_ns=wall_ns,
+            monotonic_ns=monotonic_ns,
+        )
+
+
+def _tier_bytes(holding: Holding, tier: Tier) -> int:
+    if tier is Tier.DISK:
+        return holding.disk.n_pages * holding.disk.page_bytes if holding.disk else 0
+    copy = holding.gpu if tier is Tier.GPU else holding.host
+    return 0 if copy is None else len(copy.slots) * holding.page_bytes
+
+
+def _tiers_of(checkpoint: Checkpoint) -> list[str]:
+    blocks = [b for b in checkpoint.blocks.values() if b.n_pages]
+    return [
+        str(tier)
+        for tier, there in (
+            (Tier.GPU, all(b.gpu for b in blocks)),
+            (Tier.HOST, bool(blocks) and all(b.host for b in blocks)),
+            (Tier.DISK, bool(blocks) and all(b.disk for b in blocks)),
+        )
+        if there
+    ]

@@ -1,0 +1,86 @@
+"""The state machine of a prefix, as data. `docs/reference/states.md` is drawn from this table."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from engine.errors import IllegalTransition
+
+
+class State(StrEnum):
+    NEW = "NEW"  # before the first version; never stored
+    FULL = "FULL"  # every object on the GPU, native precision
+    COMPRESSED = "COMPRESSED"  # every object on the GPU, span objects in coded form
+    PARTIAL_OFFLOAD = "PARTIAL_OFFLOAD"  # some object lives only below the GPU
+    FULL_RESTORE = "FULL_RESTORE"  # a restore is in flight
+    QUARANTINED = "QUARANTINED"  # an object was found damaged; not served until committed again
+    EVICTED = "EVICTED"  # gone; the last version of a life
+
+
+class Cause(StrEnum):
+    COMMIT = "commit"
+    SPLIT = "split"
+    ADOPT = "adopt"
+    POLICY = "policy"
+    COMMAND = "command"
+    PRESSURE = "pressure"
+    CAP = "cap"
+    IDLE = "idle"
+    RESTORE = "restore"
+    CORRUPTION = "corruption"
+    MODE = "mode"
+    SCRUB = "scrub"
+    SHUTDOWN = "shutdown"
+    DRAIN = "drain"
+
+
+_S, _C = State, Cause
+_STEERED = frozenset({_C.COMMAND, _C.POLICY, _C.IDLE})
+_LEAVING = frozenset({_C.PRESSURE, _C.CAP, _C.COMMAND, _C.POLICY, _C.SHUTDOWN, _C.DRAIN})
+_DAMAGE = frozenset({_C.CORRUPTION, _C.SCRUB})
+_OFFLOAD = _STEERED | {_C.PRESSURE, _C.CAP, _C.SHUTDOWN, _C.DRAIN}
+_RESTORE = frozenset({_C.RESTORE, _C.COMMAND, _C.POLICY})
+
+TRANSITIONS: Final[dict[tuple[State, State], frozenset[Cause]]] = {
+    (_S.NEW, _S.FULL): frozenset({_C.COMMIT, _C.SPLIT}),
+    (_S.NEW, _S.COMPRESSED): frozenset({_C.SPLIT}),
+    (_S.NEW, _S.PARTIAL_OFFLOAD): frozenset({_C.SPLIT, _C.ADOPT}),
+    (_S.NEW, _S.FULL_RESTORE): frozenset({_C.SPLIT}),
+    (_S.NEW, _S.QUARANTINED): frozenset({_C.SPLIT}),
+    (_S.FULL, _S.COMPRESSED): _STEERED,
+    (_S.FULL, _S.PARTIAL_OFFLOAD): _OFFLOAD,
+    (_S.FULL, _S.QUARANTINED): _DAMAGE,
+    (_S.FULL, _S.EVICTED): _LEAVING,
+    (_S.COMPRESSED, _S.FULL): _STEERED | {_C.COMMIT, _C.MODE},
+    (_S.COMPRESSED, _S.PARTIAL_OFFLOAD): _OFFLOAD,
+    (_S.COMPRESSED, _S.QUARANTINED): _DAMAGE,
+    (_S.COMPRESSED, _S.EVICTED): _LEAVING,
+    (_S.PARTIAL_OFFLOAD, _S.FULL_RESTORE): _RESTORE,
+    (_S.PARTIAL_OFFLOAD, _S.FULL): frozenset({_C.COMMIT}),  # the model computed the tokens again; fresh bytes replace
+    (_S.PARTIAL_OFFLOAD, _S.PARTIAL_OFFLOAD): _OFFLOAD,  # more objects left the GPU, or host bytes went to disk
+    (_S.PARTIAL_OFFLOAD, _S.QUARANTINED): _DAMAGE,
+    (_S.PARTIAL_OFFLOAD, _S.EVICTED): _LEAVING,
+    (_S.FULL_RESTORE, _S.FULL): _RESTORE,
+    (_S.FULL_RESTORE, _S.COMPRESSED): _RESTORE,
+    (_S.FULL_RESTORE, _S.PARTIAL_OFFLOAD): _RESTORE,  # late, failed by the device, or only part of it was wanted
+    (_S.FULL_RESTORE, _S.QUARANTINED): _DAMAGE,
+    (_S.QUARANTINED, _S.FULL): frozenset({_C.COMMIT}),
+    (_S.QUARANTINED, _S.PARTIAL_OFFLOAD): frozenset({_C.COMMIT}),
+    (_S.QUARANTINED, _S.EVICTED): _LEAVING,
+}
+
+TERMINAL: Final = frozenset({State.EVICTED})
+SERVED: Final = frozenset({State.FULL, State.COMPRESSED})
+"""States a lease may be given in; every other state must pass through a restore or a commit first."""
+
+
+def check_transition(prefix_id: str, before: State, after: State, cause: Cause) -> None:
+    """Raises `IllegalTransition` unless the table has the edge and lets this cause take it."""
+    causes = TRANSITIONS.get((before, after))
+    if causes is None:
+        allowed = sorted(str(b) for a, b in TRANSITIONS if a is before)
+        raise IllegalTransition(f"prefix {prefix_id}: {before} -> {after} is no edge; from {before}: {', '.join(allowed) or 'none'}")
+    if cause not in causes:
+        names = ", ".join(sorted(causes))
+        raise IllegalTransition(f"prefix {prefix_id}: {before} -> {after} is not caused by {cause}; it is by: {names}")

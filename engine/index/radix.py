@@ -1,0 +1,140 @@
+"""Layer 1: a radix tree over token bytes. Knows tokens and pages; no bytes of KV, no tiers.
+
+An edge is compared by memcmp; the only digest of a node is computed once, when it is created, from a copy of its
+parent's hasher. A child is found by the bytes of its first page. Guarded by the engine lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from engine.index.node import Node, prefix_id_of, seed
+
+R = TypeVar("R")
+TOKEN_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Match(Generic[R]):
+    """The longest common path: `nodes` from the top, all matched wholly but perhaps the last; `pages` in all."""
+
+    nodes: list[Node[R]]
+    pages: int
+
+    @property
+    def last_is_whole(self) -> bool:
+        return not self.nodes or self.nodes[-1].last_page == self.pages
+
+
+class RadixIndex(Generic[R]):
+    """One tree a namespace. `new_root` makes the record of a root, which stands for the empty prefix."""
+
+    def __init__(self, page_tokens: int, fingerprint: str, new_root: Callable[[str], R]) -> None:
+        self.page_bytes = page_tokens * TOKEN_BYTES
+        self._fingerprint = fingerprint
+        self._new_root = new_root
+        self._roots: dict[str, Node[R]] = {}
+
+    def match(self, namespace: str, tokens: bytes) -> Match[R]:
+        """Longest common run of whole pages. No hashing of content, no allocation but the path."""
+        nodes: list[Node[R]] = []
+        node = self._roots.get(namespace)
+        if node is None:
+            return Match(nodes, 0)
+        step, position, end = self.page_bytes, 0, len(tokens)
+        while position + step <= end:
+            child = node.children.get(tokens[position : position + step])
+            if child is None:
+                break
+            nodes.append(child)
+            if not tokens.startswith(child.edge, position):
+                position += self._common_bytes(child.edge, tokens, position)
+                break
+            position += len(child.edge)
+            node = child
+        return Match(nodes, position // step)
+
+    def _common_bytes(self, edge: bytes, tokens: bytes, position: int) -> int:
+        """Whole pages of `edge` that `tokens` shares at `position`, in bytes: binary search, each probe a memcmp."""
+        step = self.page_bytes
+        low, high = 1, min(len(edge), len(tokens) - position) // step
+        while low < high:  # the first page is known to match; the whole edge is known not to, or tokens end before it
+            middle = (low + high + 1) // 2
+            if edge[: middle * step] == tokens[position : position + middle * step]:
+                low = middle
+            else:
+                high = middle - 1
+        return low * step
+
+    def append(self, namespace: str, parent: Node[R] | None, edge: bytes, make_record: Callable[[str, str, int], R]) -> Node[R]:
+        """Hang a new node of whole pages under `parent` (None: the root). `make_record(prefix_id, parent_id, first_page)`."""
+        top = parent or self._root(namespace)
+        hasher = top.hasher.copy()
+        hasher.update(edge)
+        first_page = top.last_page
+        parent_id = prefix_id_of(top.hasher) if parent is not None else ""
+        record = make_record(prefix_id_of(hasher), parent_id, first_page)
+        node = Node(edge, top, hasher, first_page, len(edge) // self.page_bytes, {}, record)
+        top.children[edge[: self.page_bytes]] = node
+        return node
+
+    def split(self, node: Node[R], pages: int, make_record: Callable[[str, str], R]) -> Node[R]:
+        """Cut `node` after `pages` of its pages; returns the new upper node. The lower half keeps its identity.
+
+        `make_record(prefix_id, parent_id)` makes the upper half's record.
+        """
+        parent = node.parent
+        if parent is None or not 0 < pages < node.n_pages:
+            raise ValueError(f"cannot cut a node of {node.n_pages} pages after {pages}")
+        cut = pages * self.page_bytes
+        hasher = parent.hasher.copy()
+        hasher.update(node.edge[:cut])
+        parent_id = prefix_id_of(parent.hasher) if parent.parent is not None else ""
+        upper = Node(
+            node.edge[:cut], parent, hasher, node.first_page, pages, {}, make_record(prefix_id_of(hasher), parent_id)
+        )
+        parent.children[upper.edge[: self.page_bytes]] = upper
+        node.edge, node.parent = node.edge[cut:], upper
+        node.first_page, node.n_pages = node.first_page + pages, node.n_pages - pages
+        upper.children[node.edge[: self.page_bytes]] = node
+        return upper
+
+    def remove(self, node: Node[R]) -> None:
+        """Take a leaf out of the tree."""
+        parent = node.parent
+        if node.children or parent is None:
+            raise ValueError("only a leaf can leave the tree")
+        del parent.children[node.edge[: self.page_bytes]]
+        node.parent = None
+
+    def tokens_of(self, node: Node[R]) -> bytes:
+        """All token bytes from the start to the end of `node`."""
+        edges = []
+        walk: Node[R] | None = node
+        while walk is not None:
+            edges.append(walk.edge)
+            walk = walk.parent
+        return b"".join(reversed(edges))
+
+    def id_with_tail(self, node: Node[R], tail: bytes) -> str:
+        """The id of the prefix that ends `tail` (less than a page of tokens) after `node`."""
+        hasher = node.hasher.copy()
+        hasher.update(tail)
+        return prefix_id_of(hasher)
+
+    def walk(self) -> Iterator[Node[R]]:
+        """Every node, parents before children."""
+        stack = [child for root in self._roots.values() for child in root.children.values()]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def _root(self, namespace: str) -> Node[R]:
+        root = self._roots.get(namespace)
+        if root is None:
+            root = Node(b"", None, seed(namespace, self._fingerprint), 0, 0, {}, self._new_root(namespace))
+            self._roots[namespace] = root
+        return root

@@ -1,0 +1,93 @@
+"""What a prefix holds of one object kind: the same pages in one form, in up to three tiers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from engine.memory.arena import Slots
+from engine.memory.checksum import PageSums
+from engine.memory.codec import NATIVE, CodecMeta
+from engine.memory.disk import DiskFile
+from engine.model.objects import ObjectKind
+
+
+class Tier(StrEnum):
+    GPU = "gpu"
+    HOST = "host"
+    DISK = "disk"
+
+
+@dataclass(eq=False, slots=True)
+class SlotCopy:
+    """Pages in an arena. `sums` is None until the bytes were first on the host (or when only books are kept)."""
+
+    page_class: str
+    slots: Slots
+    meta: CodecMeta
+    sums: PageSums | None
+
+    @property
+    def coded(self) -> bool:
+        return self.meta.codec != NATIVE
+
+    def cut(self, first: int, last: int) -> SlotCopy:
+        """The same bytes by page range: views, nothing is copied."""
+        sums = None if self.sums is None else self.sums[first:last]
+        return SlotCopy(self.page_class, self.slots[first:last], self.meta, sums)
+
+
+@dataclass(eq=False, slots=True)
+class DiskCopy:
+    """Pages [first, first + n_pages) of a published file. The file counts the pages that are still referred to."""
+
+    file: DiskFile
+    page_class: str
+    first: int
+    n_pages: int
+    meta: CodecMeta
+    page_bytes: int
+
+    def cut(self, first: int, last: int) -> DiskCopy:
+        return DiskCopy(self.file, self.page_class, self.first + first, last - first, self.meta, self.page_bytes)
+
+
+@dataclass(eq=False, slots=True)
+class Holding:
+    """One object kind of one prefix (its own pages) or of one checkpoint (one block).
+
+    `content_version` names the bytes' content and survives moves and coding; `built_from` of indexer entries is the
+    content version of the KV they were built from.
+    """
+
+    kind: ObjectKind
+    n_pages: int
+    content_version: int
+    built_from: int
+    page_bytes: int
+    gpu: SlotCopy | None = None
+    host: SlotCopy | None = None
+    disk: DiskCopy | None = None
+
+    @property
+    def absent(self) -> bool:
+        return self.gpu is None and self.host is None and self.disk is None
+
+    @property
+    def below(self) -> Tier | None:
+        """The fastest tier below the GPU that has it."""
+        if self.host is not None:
+            return Tier.HOST
+        return Tier.DISK if self.disk is not None else None
+
+    def cut(self, first: int, last: int) -> Holding:
+        return Holding(
+            kind=self.kind,
+            n_pages=last - first,
+            content_version=self.content_version,
+            built_from=self.built_from,
+            page_bytes=self.page_bytes,
+            gpu=self.gpu and self.gpu.cut(first, last),
+            host=self.host and self.host.cut(first, last),
+            disk=self.disk and self.disk.cut(first, last),
+        )
