@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from controlplane.api import agent_routes, ingest_routes, read_routes, session_routes, write_routes
 from controlplane.api.errors import install_error_handlers
+from controlplane.ingest.counters import Counters
 from controlplane.settings import Settings
 from controlplane.store.session import Store
 
@@ -42,6 +43,7 @@ def create_app(settings: Settings, store: Store, *, background: Background | Non
     app = FastAPI(title="kvdeck", version=_version(), lifespan=lifespan)
     app.state.store = store
     app.state.settings = settings
+    app.state.counters = Counters()
     install_error_handlers(app)
     for routes in (session_routes, ingest_routes, agent_routes, read_routes, write_routes):
         app.include_router(routes.router)

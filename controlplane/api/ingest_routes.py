@@ -1,0 +1,100 @@
+"""OTLP over HTTP: where engines send their spans and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from fastapi import APIRouter, Request, Response
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
+
+from controlplane.api.security import EngineCaller, get_settings, get_store
+from controlplane.errors import BadRequest, ControlPlaneError, TooLarge
+from controlplane.ingest.counters import Counters
+from controlplane.ingest.metrics import ingest_metrics
+from controlplane.ingest.otlp import Message, decode
+from controlplane.ingest.outcome import IngestOutcome
+from controlplane.ingest.spans import ingest_traces
+
+router = APIRouter(tags=["ingest"])
+PROTOBUF = "application/x-protobuf"
+M = TypeVar("M", bound=Message)
+
+
+@router.post("/v1/traces", openapi_extra={"requestBody": {"content": {PROTOBUF: {}}}})
+async def receive_traces(request: Request, _engine: EngineCaller) -> Response:
+    """Take one trace export. Spans that cannot be used are counted in `partial_success`; the others are kept."""
+    outcome = await _receive(request, "spans", ExportTraceServiceRequest, ingest_traces)
+    answer = ExportTraceServiceResponse()
+    if outcome.rejected_total:
+        answer.partial_success.rejected_spans = outcome.rejected_total
+        answer.partial_success.error_message = outcome.message
+    return Response(answer.SerializeToString(), media_type=PROTOBUF)
+
+
+@router.post("/v1/metrics", openapi_extra={"requestBody": {"content": {PROTOBUF: {}}}})
+async def receive_metrics(request: Request, _engine: EngineCaller) -> Response:
+    """Take one metrics export. Points that cannot be used are counted in `partial_success`; the others are kept."""
+    outcome = await _receive(request, "points", ExportMetricsServiceRequest, ingest_metrics)
+    answer = ExportMetricsServiceResponse()
+    if outcome.rejected_total:
+        answer.partial_success.rejected_data_points = outcome.rejected_total
+        answer.partial_success.error_message = outcome.message
+    return Response(answer.SerializeToString(), media_type=PROTOBUF)
+
+
+async def _receive(
+    request: Request, of: str, kind: type[M], ingest: Callable[[Session, M], IngestOutcome]
+) -> IngestOutcome:
+    counters: Counters = request.app.state.counters
+    body = await _read_body(request)
+    counters.add("kvdeck_ingest_bytes_total", len(body), of=of)
+    try:
+        outcome = await run_in_threadpool(_store, request, body, kind, ingest)
+    except ControlPlaneError as error:
+        counters.add("kvdeck_ingest_exports_total", of=of, status=error.code)
+        raise
+    counters.add("kvdeck_ingest_exports_total", of=of, status="ok")
+    for fate in ("accepted", "ignored", "repeated"):
+        counters.add("kvdeck_ingest_items_total", getattr(outcome, fate), of=of, fate=fate)
+    counters.add("kvdeck_ingest_items_total", outcome.rejected_total, of=of, fate="rejected")
+    return outcome
+
+
+def _store(
+    request: Request, body: bytes, kind: type[M], ingest: Callable[[Session, M], IngestOutcome]
+) -> IngestOutcome:
+    limit = get_settings(request).ingest_max_inflated_bytes
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    message = decode(kind, body, encoding=encoding, max_inflated_bytes=limit)
+    with get_store(request).write() as session:
+        return ingest(session, message)
+
+
+async def _read_body(request: Request) -> bytes:
+    """The body as sent, read no further than the limit. Raises BadRequest for another media type, TooLarge."""
+    media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if media_type != PROTOBUF:
+        raise BadRequest("otlp_media_type", f"Content-Type {media_type!r} is not {PROTOBUF}.", "Export in protobuf.")
+    limit = get_settings(request).ingest_max_bytes
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise TooLarge(
+                "otlp_body",
+                f"The body is over {limit} bytes.",
+                "Export smaller batches, or raise KVDECK_INGEST_MAX_BYTES.",
+            )
+        parts.append(part)
+    return b"".join(parts)

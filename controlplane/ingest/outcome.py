@@ -1,0 +1,65 @@
+"""What became of one export: the answer to the sender, and the numbers for /metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+from controlplane.errors import BadRequest, ControlPlaneError
+from controlplane.ingest.otlp import attributes_of
+
+SCOPE = "kvdeck.engine"
+
+
+@dataclass(slots=True)
+class IngestOutcome:
+    """Counts of items (spans or points). `ignored`: the store keeps nothing of them; `repeated`: came before."""
+
+    accepted: int = 0
+    ignored: int = 0
+    repeated: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)  # by reason
+    refusals: list[ControlPlaneError] = field(default_factory=list)  # whole resources that were turned away
+
+    @property
+    def rejected_total(self) -> int:
+        """Items that were refused, for any reason."""
+        return self.rejected.total()
+
+    @property
+    def message(self) -> str:
+        """The reasons, most frequent first, as OTLP's partial success carries them; "" when nothing was refused."""
+        return "; ".join(f"{count} x {reason}" for reason, count in self.rejected.most_common(5))
+
+    def refuse(self, error: ControlPlaneError, items: int) -> None:
+        """Note that a resource's items were all turned away."""
+        self.refusals.append(error)
+        self.rejected[error.message] += items
+
+    def raise_if_all_refused(self) -> None:
+        """One engine's export that is refused is an error to its sender; among others' it is a partial success."""
+        if self.refusals and not self.accepted and not self.ignored:
+            raise self.refusals[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """The engine a resource stands for, and its boot."""
+
+    engine_id: str
+    boot_id: str
+
+
+def sender_of(resource: Resource) -> Sender:
+    """Who a resource is. Raises BadRequest when it does not say."""
+    attributes = attributes_of(resource.attributes)
+    engine_id, boot_id = attributes.get("kvdeck.engine.id"), attributes.get("kvdeck.engine.boot_id")
+    if not isinstance(engine_id, str) or not isinstance(boot_id, str):
+        raise BadRequest(
+            "otlp_resource",
+            "The resource has no kvdeck.engine.id and kvdeck.engine.boot_id.",
+            "Send the engine's own telemetry here, other services' to a tracing backend.",
+        )
+    return Sender(engine_id, boot_id)

@@ -1,0 +1,96 @@
+"""One OTLP trace export into the store, in one transaction."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
+from sqlalchemy.orm import Session
+
+from controlplane.clock import Clock, utc_now
+from controlplane.errors import ControlPlaneError
+from controlplane.ingest.dedupe import claim_unseen, span_key
+from controlplane.ingest.engines import require_engine_row
+from controlplane.ingest.facts import AcquireFact, BadFact, Fact, TransitionFact, ValidationFact, read_span
+from controlplane.ingest.history import apply_served, apply_transitions
+from controlplane.ingest.outcome import SCOPE, IngestOutcome, sender_of
+from controlplane.ingest.rollups import add_failures, add_requests, add_validations
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The facts of one resource. What is only summed is keyed by span, to find repeats."""
+
+    transitions: list[TransitionFact] = field(default_factory=list)
+    validations: dict[bytes, ValidationFact] = field(default_factory=dict)
+    acquires: dict[bytes, AcquireFact] = field(default_factory=dict)
+
+    def add(self, fact: Fact, key: bytes) -> None:
+        if isinstance(fact, TransitionFact):
+            self.transitions.append(fact)
+        elif isinstance(fact, ValidationFact):
+            self.validations[key] = fact
+        else:
+            self.acquires[key] = fact
+
+
+def ingest_traces(session: Session, request: ExportTraceServiceRequest, *, clock: Clock = utc_now) -> IngestOutcome:
+    """Write what the spans say. A bad span is counted with its reason and never costs a good one.
+
+    Needs a write session. Raises BadRequest, NotFound or Conflict when all of the export is turned away because its
+    engine is unnamed, never registered, or registered with another boot.
+    """
+    outcome = IngestOutcome()
+    for resource in request.resource_spans:
+        try:
+            sender = sender_of(resource.resource)
+            require_engine_row(session, sender.engine_id, sender.boot_id)
+        except ControlPlaneError as error:
+            outcome.refuse(error, sum(len(scope.spans) for scope in resource.scope_spans))
+            continue
+        _apply(session, sender.engine_id, _read(resource, outcome), clock(), outcome)
+    outcome.raise_if_all_refused()
+    return outcome
+
+
+def _read(resource: ResourceSpans, outcome: IngestOutcome) -> _Batch:
+    batch = _Batch()
+    for span in _our_spans(resource, outcome):
+        try:
+            fact = read_span(span)
+        except BadFact as error:
+            outcome.rejected[f"{span.name}: {error}"[:200]] += 1
+            continue
+        if fact is None:
+            outcome.ignored += 1
+        else:
+            outcome.accepted += 1
+            batch.add(fact, span_key(span.trace_id, span.span_id))
+    return batch
+
+
+def _our_spans(resource: ResourceSpans, outcome: IngestOutcome) -> Iterator[Span]:
+    for scope in resource.scope_spans:
+        if scope.scope.name == SCOPE:
+            yield from scope.spans
+        else:
+            outcome.ignored += len(scope.spans)
+
+
+def _apply(session: Session, engine_id: str, batch: _Batch, now: dt.datetime, outcome: IngestOutcome) -> None:
+    apply_transitions(session, engine_id, batch.transitions, now)
+    add_failures(session, engine_id, batch.validations.values())
+    summed = _times(batch.validations.items()) | _times(batch.acquires.items())
+    unseen = claim_unseen(session, engine_id, summed, now)
+    outcome.repeated += len(summed) - len(unseen)
+    acquires = [fact for key, fact in batch.acquires.items() if key in unseen]
+    add_validations(session, engine_id, (fact for key, fact in batch.validations.items() if key in unseen))
+    add_requests(session, engine_id, acquires)
+    apply_served(session, engine_id, acquires)
+
+
+def _times(facts: Iterable[tuple[bytes, ValidationFact | AcquireFact]]) -> dict[bytes, dt.datetime]:
+    return {key: fact.at for key, fact in facts}
