@@ -1,0 +1,203 @@
+"""The five validations. Nothing is a hit until all of them pass or do not apply.
+
+Each is a pure function of a `Boundary`: a position on a path with the objects found for it. They look at the holdings
+themselves, not at cached flags, and run under the engine lock in one step with the pin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from engine.consistency.prefix import Checkpoint, PrefixRecord
+from engine.consistency.state import State
+from engine.index.node import Node
+from engine.memory.codec import CODEC_VERSION
+from engine.memory.holding import Holding
+from engine.model.objects import ObjectKind, PrefixLayouts, tail_is_empty_by_layout
+from engine.model.spec import ModelSpec
+
+
+class Validation(StrEnum):
+    COMPRESSED_COMPLETE = "compressed_complete"
+    TAIL_INTACT = "tail_intact"
+    WINDOW_FRESH = "window_fresh"
+    INDEXER_SYNCED = "indexer_synced"
+    DISK_RELOADED = "disk_reloaded"
+
+
+class Verdict(StrEnum):
+    PASS = "pass"
+    REPAIRABLE = "repairable"
+    FAIL = "fail"
+    NOT_APPLICABLE = "not_applicable"
+
+
+class Check(NamedTuple):
+    """The outcome of one validation."""
+
+    validation: Validation
+    kind: ObjectKind
+    verdict: Verdict
+    reason: str
+
+    @property
+    def failed(self) -> bool:
+        return self.verdict is Verdict.FAIL
+
+
+REASONS = {
+    "ok": "everything the validation asks for is there",
+    "not_in_model": "the model has no such object",
+    "empty_by_layout": "the model keeps nothing for this object at this position",
+    "resident": "nothing of the boundary was off the GPU",
+    "reloaded": "what was off the GPU is back, whole and proven",
+    "pages_missing": "some pages of the path are in no tier",
+    "quarantined": "the prefix holds a damaged object and waits for a commit or an eviction",
+    "codec_unknown": "pages were coded by a codec or version this engine cannot read",
+    "checksum_missing": "pages have no checksums though their bytes were on the host",
+    "tail_missing": "no tail was captured at exactly this position",
+    "window_missing": "no window was captured at exactly this position",
+    "recurrent_missing": "no recurrent state was captured at exactly this position",
+    "replay_rebuilds": "an exact replay of n_swa_layers x (W - 1) tokens rebuilds it",
+    "indexer_missing": "some pages have no indexer entries",
+    "indexer_behind": "indexer entries were built from another version of the KV",
+    "needs_restore": "an object lies below the GPU and is to be restored",
+    "off_gpu": "an object is still below the GPU after recovery",
+    "checksum_mismatch": "bytes read back do not match their checksum",
+    "restore_failed": "the tier could not be read",
+    "restore_late": "the restore did not end before the deadline",
+}
+"""Every reason code a validation can carry, for the reference and for people."""
+
+
+@dataclass(slots=True, eq=False)
+class Boundary:
+    """A candidate position: `nodes` is the path to it, of which `pages` pages count (the last node may be cut)."""
+
+    tokens: int
+    nodes: list[Node[PrefixRecord]]
+    pages: int
+    checkpoint: Checkpoint | None
+    replay_tokens: int = 0
+    restored: bool = False
+
+    @property
+    def prefix_id(self) -> str:
+        if self.checkpoint is not None:
+            return self.checkpoint.checkpoint_id
+        return self.nodes[-1].record.prefix_id
+
+
+class Validator:
+    """Binds the rules to one model."""
+
+    def __init__(self, spec: ModelSpec, layouts: PrefixLayouts, *, sealed_on_commit: bool) -> None:
+        self._spec = spec
+        self._layouts = layouts
+        self._sealed_on_commit = sealed_on_commit
+
+    def validate(self, boundary: Boundary) -> tuple[Check, ...]:
+        return (
+            self.compressed_complete(boundary),
+            self.tail_intact(boundary),
+            self.window_fresh(boundary),
+            self.indexer_synced(boundary),
+            self.disk_reloaded(boundary),
+        )
+
+    def compressed_complete(self, boundary: Boundary) -> Check:
+        """Every page has its entries, a codec this engine reads, and a checksum once its bytes were on the host."""
+        kind = ObjectKind.COMPRESSED_KV
+        if self._layouts.history.empty:
+            return Check(Validation.COMPRESSED_COMPLETE, kind, Verdict.NOT_APPLICABLE, "not_in_model")
+        verdict, reason, page = Verdict.PASS, "ok", 0
+        for node in boundary.nodes:
+            record = node.record
+            holding = record.spans.get(kind)
+            if holding is None or holding.absent or record.first_page != page or holding.n_pages != record.n_pages:
+                return Check(Validation.COMPRESSED_COMPLETE, kind, Verdict.FAIL, "pages_missing")
+            page += holding.n_pages
+            copy = holding.gpu
+            if copy is None:
+                verdict, reason = Verdict.REPAIRABLE, "needs_restore"
+            elif copy.meta.version != CODEC_VERSION:
+                return Check(Validation.COMPRESSED_COMPLETE, kind, Verdict.FAIL, "codec_unknown")
+            elif copy.sums is None and self._sealed_on_commit:
+                return Check(Validation.COMPRESSED_COMPLETE, kind, Verdict.FAIL, "checksum_missing")
+        return Check(Validation.COMPRESSED_COMPLETE, kind, verdict, reason)
+
+    def tail_intact(self, boundary: Boundary) -> Check:
+        """The tail at exactly b. "Empty" (stored with no rows, or empty by layout) is a tail; "absent" is not."""
+        kind, name = ObjectKind.UNCOMPRESSED_TAIL, Validation.TAIL_INTACT
+        if self._layouts.tail.empty:
+            return Check(name, kind, Verdict.NOT_APPLICABLE, "not_in_model")
+        if boundary.replay_tokens:
+            return Check(name, kind, Verdict.REPAIRABLE, "replay_rebuilds")
+        return self._block(name, kind, boundary, tail_is_empty_by_layout(self._spec, boundary.tokens), "tail_missing")
+
+    def window_fresh(self, boundary: Boundary) -> Check:
+        """A window (and a recurrent state, the same sort of object) that ends at exactly b, or an exact replay."""
+        kind, name = ObjectKind.SWA_WINDOW, Validation.WINDOW_FRESH
+        if not self._layouts.recurrent.empty:
+            check = self._block(name, ObjectKind.RECURRENT_STATE, boundary, False, "recurrent_missing")
+            if check.failed or self._layouts.window.empty:
+                return check
+        if self._layouts.window.empty:
+            return Check(name, kind, Verdict.NOT_APPLICABLE, "not_in_model")
+        if boundary.replay_tokens:
+            return Check(name, kind, Verdict.REPAIRABLE, "replay_rebuilds")
+        return self._block(name, kind, boundary, False, "window_missing")
+
+    def indexer_synced(self, boundary: Boundary) -> Check:
+        """Indexer entries for every page, built from the very KV version that would be served."""
+        kind, name = ObjectKind.INDEXER_STATE, Validation.INDEXER_SYNCED
+        if self._layouts.indexer.empty:
+            return Check(name, kind, Verdict.NOT_APPLICABLE, "not_in_model")
+        verdict, reason = Verdict.PASS, "ok"
+        for node in boundary.nodes:
+            spans = node.record.spans
+            entries, kv = spans.get(kind), spans.get(ObjectKind.COMPRESSED_KV)
+            if entries is None or entries.absent or entries.n_pages != node.record.n_pages:
+                return Check(name, kind, Verdict.FAIL, "indexer_missing")
+            if kv is None or entries.built_from != kv.content_version:
+                return Check(name, kind, Verdict.FAIL, "indexer_behind")
+            if entries.gpu is None:
+                verdict, reason = Verdict.REPAIRABLE, "needs_restore"
+        return Check(name, kind, verdict, reason)
+
+    def disk_reloaded(self, boundary: Boundary) -> Check:
+        """Every object is mapped on the GPU now; those that were not have been read whole and proven."""
+        kind, name = ObjectKind.DISK_PREFIX, Validation.DISK_RELOADED
+        for node in boundary.nodes:
+            if not all(h.gpu is not None for h in node.record.spans.values()):
+                return Check(name, kind, Verdict.REPAIRABLE, "needs_restore")
+        checkpoint = boundary.checkpoint
+        if checkpoint is not None and not boundary.replay_tokens and not checkpoint.on_gpu:
+            return Check(name, kind, Verdict.REPAIRABLE, "needs_restore")
+        if boundary.nodes and boundary.nodes[-1].record.state is State.QUARANTINED:
+            return Check(name, kind, Verdict.FAIL, "quarantined")
+        return Check(name, kind, Verdict.PASS, "reloaded" if boundary.restored else "resident")
+
+    def _block(self, name: Validation, kind: ObjectKind, boundary: Boundary, empty: bool, missing: str) -> Check:
+        """A boundary object is accepted by identity and position, never by its length."""
+        checkpoint = boundary.checkpoint
+        if checkpoint is None:
+            if empty:
+                return Check(name, kind, Verdict.PASS, "empty_by_layout")
+            return Check(name, kind, Verdict.FAIL, missing)
+        block: Holding | None = checkpoint.blocks.get(kind)
+        if block is None or block.content_version == 0 or checkpoint.boundary != boundary.tokens:
+            return Check(name, kind, Verdict.FAIL, missing)
+        if block.n_pages == 0:
+            return Check(name, kind, Verdict.PASS, "empty_by_layout")
+        if block.absent:
+            return Check(name, kind, Verdict.FAIL, missing)
+        if block.gpu is None:
+            return Check(name, kind, Verdict.REPAIRABLE, "needs_restore")
+        return Check(name, kind, Verdict.PASS, "ok")
+
+
+def first_failure(checks: tuple[Check, ...]) -> Check | None:
+    return next((c for c in checks if c.failed), None)
