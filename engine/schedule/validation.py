@@ -82,6 +82,7 @@ class Boundary:
     checkpoint: Checkpoint | None
     replay_tokens: int = 0
     restored: bool = False
+    final: bool = False  # recovery is over: an exact replay is now the caller's part and counts as a pass
 
     @property
     def prefix_id(self) -> str:
@@ -134,7 +135,7 @@ class Validator:
         if self._layouts.tail.empty:
             return Check(name, kind, Verdict.NOT_APPLICABLE, "not_in_model")
         if boundary.replay_tokens:
-            return Check(name, kind, Verdict.REPAIRABLE, "replay_rebuilds")
+            return Check(name, kind, Verdict.PASS if boundary.final else Verdict.REPAIRABLE, "replay_rebuilds")
         return self._block(name, kind, boundary, tail_is_empty_by_layout(self._spec, boundary.tokens), "tail_missing")
 
     def window_fresh(self, boundary: Boundary) -> Check:
@@ -147,7 +148,7 @@ class Validator:
         if self._layouts.window.empty:
             return Check(name, kind, Verdict.NOT_APPLICABLE, "not_in_model")
         if boundary.replay_tokens:
-            return Check(name, kind, Verdict.REPAIRABLE, "replay_rebuilds")
+            return Check(name, kind, Verdict.PASS if boundary.final else Verdict.REPAIRABLE, "replay_rebuilds")
         return self._block(name, kind, boundary, False, "window_missing")
 
     def indexer_synced(self, boundary: Boundary) -> Check:
@@ -170,14 +171,14 @@ class Validator:
     def disk_reloaded(self, boundary: Boundary) -> Check:
         """Every object is mapped on the GPU now; those that were not have been read whole and proven."""
         kind, name = ObjectKind.DISK_PREFIX, Validation.DISK_RELOADED
+        if boundary.nodes and boundary.nodes[-1].record.state is State.QUARANTINED:
+            return Check(name, kind, Verdict.FAIL, "quarantined")
         for node in boundary.nodes:
             if not all(h.gpu is not None for h in node.record.spans.values()):
                 return Check(name, kind, Verdict.REPAIRABLE, "needs_restore")
         checkpoint = boundary.checkpoint
         if checkpoint is not None and not boundary.replay_tokens and not checkpoint.on_gpu:
             return Check(name, kind, Verdict.REPAIRABLE, "needs_restore")
-        if boundary.nodes and boundary.nodes[-1].record.state is State.QUARANTINED:
-            return Check(name, kind, Verdict.FAIL, "quarantined")
         return Check(name, kind, Verdict.PASS, "reloaded" if boundary.restored else "resident")
 
     def _block(self, name: Validation, kind: ObjectKind, boundary: Boundary, empty: bool, missing: str) -> Check:

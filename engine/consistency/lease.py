@@ -1,0 +1,207 @@
+"""Leases: the only way to read KV. Validated, pinned, expiring, and bound to the generations of what they read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from engine.clock import NS_PER_S, Clock
+from engine.consistency.prefix import PrefixRecord
+from engine.errors import LeaseExpired
+from engine.index.node import Node
+from engine.memory.arena import Pointer
+from engine.memory.checksum import PageSums
+from engine.memory.codec import CodecMeta
+from engine.model.objects import ObjectKind
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.memory.state import LoadedState
+
+
+class Bound(NamedTuple):
+    """Pages of one object kind as they were at the pin: where, in which form, and their checksums if they had any."""
+
+    pointer: Pointer
+    meta: CodecMeta
+    sums: PageSums | None
+
+
+class Explanation(NamedTuple):
+    """Why a lease is what it is. `reason` tells why the longest common prefix was not all usable ("none" if it was)."""
+
+    outcome: str  # hit, partial, miss, bypass
+    reason: str
+    prefix_id: str
+    state: str
+    tier: str
+    codec: str
+    mode: str
+    trace_id: str
+    span_id: str
+
+
+class LeaseSource(Protocol):
+    """What a lease asks of its engine."""
+
+    def load(self, lease: Lease) -> LoadedState: ...
+
+    def page_table(self, lease: Lease, kind: ObjectKind) -> torch.Tensor: ...
+
+    def release(self, lease: Lease) -> None: ...
+
+
+class Lease:
+    """The right to read one boundary's objects until `expires_ns` (monotonic).
+
+    `usable_tokens` is the hit. The model runs from `resume_tokens` (= usable - replay). `checkpoint_hints` are the
+    positions past it at which capturing boundary objects pays: the branch point, the end of the prompt, every N tokens.
+    """
+
+    __slots__ = (
+        "_source",
+        "blocks",
+        "checkpoint_hints",
+        "created_ns",
+        "expires_ns",
+        "explanation",
+        "lcp_tokens",
+        "lease_id",
+        "namespace",
+        "node",
+        "pages",
+        "prompt_tokens",
+        "reading",
+        "released",
+        "replay_tokens",
+        "spans",
+        "usable_tokens",
+    )
+
+    def __init__(
+        self,
+        source: LeaseSource,
+        *,
+        namespace: str,
+        prompt_tokens: int,
+        lcp_tokens: int,
+        usable_tokens: int,
+        replay_tokens: int,
+        checkpoint_hints: tuple[int, ...],
+        explanation: Explanation,
+        node: Node[PrefixRecord] | None,
+        pages: int,
+        spans: Mapping[ObjectKind, list[Bound]],
+        blocks: Mapping[ObjectKind, Bound],
+    ) -> None:
+        self._source = source
+        self.lease_id = 0
+        self.namespace = namespace
+        self.prompt_tokens = prompt_tokens
+        self.lcp_tokens = lcp_tokens
+        self.usable_tokens = usable_tokens
+        self.replay_tokens = replay_tokens
+        self.checkpoint_hints = checkpoint_hints
+        self.explanation = explanation
+        self.node = node
+        self.pages = pages
+        self.spans = spans
+        self.blocks = blocks
+        self.created_ns = 0
+        self.expires_ns = 0
+        self.reading = 0
+        self.released = False
+
+    @property
+    def resume_tokens(self) -> int:
+        return self.usable_tokens - self.replay_tokens
+
+    def load(self) -> LoadedState:
+        """Contiguous tensors a layer over [0, usable). Raises `LeaseExpired`, `StalePointer`, `NotMaterialised`."""
+        return self._source.load(self)
+
+    def page_table(self, kind: ObjectKind) -> torch.Tensor:
+        """Byte offsets of the pages in the GPU buffer, int64 [pages]. Raises `LeaseExpired`, `StalePointer`."""
+        return self._source.page_table(self, kind)
+
+    def release(self) -> None:
+        """Give the right back. Twice is once."""
+        self._source.release(self)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+
+class LeaseTable:
+    """Knows every live lease and its expiry; pins and unpins paths. Guarded by the engine lock."""
+
+    def __init__(self, clock: Clock, lease_s: float) -> None:
+        self._clock = clock
+        self._lease_ns = int(lease_s * NS_PER_S)
+        self._live: dict[int, Lease] = {}
+        self._serial = 0
+        self.expired = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def grant(self, lease: Lease, now_ns: int) -> Lease:
+        """Pin the lease's path and start its time."""
+        self._serial += 1
+        lease.lease_id = self._serial
+        lease.created_ns = now_ns
+        lease.expires_ns = now_ns + self._lease_ns
+        pin_path(lease.node)
+        self._live[lease.lease_id] = lease
+        return lease
+
+    def release(self, lease: Lease) -> None:
+        if lease.released:
+            return
+        lease.released = True
+        del self._live[lease.lease_id]
+        unpin_path(lease.node)
+
+    def check(self, lease: Lease) -> None:
+        """Raises `LeaseExpired` for a lease that is over."""
+        if lease.released:
+            raise LeaseExpired(f"lease {lease.lease_id} was released or has expired; acquire again")
+        if self._clock.monotonic_ns() >= lease.expires_ns:
+            held_s = (self._clock.monotonic_ns() - lease.created_ns) / NS_PER_S
+            raise LeaseExpired(
+                f"lease {lease.lease_id} is {held_s:.1f} s old, its term was {self._lease_ns / NS_PER_S:.1f} s; acquire again"
+            )
+
+    def expire(self) -> int:
+        """End every lease past its term that is not in the middle of a copy; how many."""
+        now_ns = self._clock.monotonic_ns()
+        over = [x for x in self._live.values() if x.expires_ns <= now_ns and not x.reading]
+        for lease in over:
+            self.release(lease)
+        self.expired += len(over)
+        return len(over)
+
+    def oldest_s(self) -> float:
+        oldest = min((x.created_ns for x in self._live.values()), default=None)
+        return 0.0 if oldest is None else (self._clock.monotonic_ns() - oldest) / NS_PER_S
+
+    def live(self) -> list[Lease]:
+        return list(self._live.values())
+
+
+def pin_path(node: Node[PrefixRecord] | None) -> None:
+    """Count one more lease on every prefix from `node` up. A split copies the count to the new upper half."""
+    while node is not None and node.parent is not None:
+        node.record.leases += 1
+        node = node.parent
+
+
+def unpin_path(node: Node[PrefixRecord] | None) -> None:
+    while node is not None and node.parent is not None:
+        node.record.leases -= 1
+        node = node.parent
