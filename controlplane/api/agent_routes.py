@@ -1,0 +1,161 @@
+"""What agents on engine hosts call (docs/reference/wire.md, section 3)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
+
+from controlplane.api.security import EngineCaller, StoreOf
+from controlplane.clock import utc_now
+from controlplane.ingest.engines import register_engine
+from controlplane.ingest.snapshot import apply_snapshot
+from controlplane.steering import commands, hosts
+from controlplane.steering.wakeups import WAKEUPS
+from controlplane.store.models import Command
+from controlplane.store.session import Store
+
+router = APIRouter(prefix="/v1/engines/{engine_id}", tags=["agent"])
+
+LONGEST_WAIT_SECONDS = 30.0
+LOOK_AGAIN_SECONDS = 2.0  # another process may have written what no hint in this one tells of
+
+EngineId = Annotated[str, Path(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
+
+
+class RegisterBody(BaseModel):
+    """An engine's introduction."""
+
+    boot_id: str = Field(min_length=1, max_length=64)
+    model: str = Field(max_length=128)
+    fingerprint: str = Field(max_length=64)
+    page_tokens: int = Field(ge=1)
+    labels: dict[str, Any] = {}
+    observed: dict[str, Any] = {}
+
+
+class HeartbeatBody(BaseModel):
+    """What the engine says of itself."""
+
+    boot_id: str
+    observed_revision: int = Field(ge=0)
+    observed: dict[str, Any]
+    stats: dict[str, Any]
+
+
+class OutcomeBody(BaseModel):
+    """What became of a command so far."""
+
+    status: str
+    progress: dict[str, Any] | None = None
+    outcome: dict[str, Any] | None = None
+
+
+class SnapshotBody(BaseModel):
+    """Every prefix the engine holds, at its newest version."""
+
+    boot_id: str
+    prefixes: list[dict[str, Any]]
+
+
+@router.post("/register")
+def register(engine_id: EngineId, body: RegisterBody, store: StoreOf, _caller: EngineCaller) -> dict[str, Any]:
+    """Introduce an engine; answers what it should run with and the newest epoch."""
+    now = utc_now()
+    with store.write() as session:
+        register_engine(session, engine_id, **body.model_dump())
+        waits = hosts.waiting(session, engine_id, now)
+    return {"desired": waits.desired.document, "desired_revision": waits.desired.revision, "epoch": waits.epoch}
+
+
+@router.post("/heartbeat")
+def heartbeat(engine_id: EngineId, body: HeartbeatBody, store: StoreOf, _caller: EngineCaller) -> dict[str, Any]:
+    """Say what runs; answers what waits."""
+    now = utc_now()
+    with store.write() as session:
+        hosts.heartbeat(session, engine_id, now=now, **body.model_dump())
+        waits = hosts.waiting(session, engine_id, now)
+    return {
+        "desired_revision": waits.desired.revision,
+        "commands_waiting": waits.commands,
+        "snapshot_wanted": waits.snapshot_wanted,
+    }
+
+
+@router.get("/poll")
+async def poll(
+    engine_id: EngineId,
+    store: StoreOf,
+    _caller: EngineCaller,
+    after_revision: Annotated[int, Query(ge=0)] = 0,
+    wait_s: Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS)] = 20.0,
+) -> dict[str, Any]:
+    """Wait until there is news for this engine, at most `wait_s`. Holds no thread while it waits."""
+    deadline = time.monotonic() + wait_s
+    with WAKEUPS.waiting(engine_id) as woken:
+        while True:
+            woken.clear()  # before the look, so that a hint during the look is not lost
+            waits = await run_in_threadpool(_look, store, engine_id)
+            left = deadline - time.monotonic()
+            if waits.is_news(after_revision) or left <= 0 or WAKEUPS.closed:
+                return await run_in_threadpool(_answer, store, engine_id, waits, after_revision)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(woken.wait(), min(left, LOOK_AGAIN_SECONDS))
+
+
+def _look(store: Store, engine_id: str) -> hosts.Waiting:
+    with store.read() as session:
+        return hosts.waiting(session, engine_id, utc_now())
+
+
+def _answer(store: Store, engine_id: str, waits: hosts.Waiting, after_revision: int) -> dict[str, Any]:
+    taken: list[dict[str, Any]] = []
+    if waits.commands:
+        with store.write() as session:
+            taken = [_view(command) for command in commands.take_waiting(session, engine_id, utc_now())]
+    # "Not newer" would be wrong: a revision may go back when an engine's database is replaced. Different is different.
+    is_other = waits.desired.revision != after_revision
+    return {
+        "desired_revision": waits.desired.revision,
+        "desired": waits.desired.document if is_other else None,
+        "epoch": waits.epoch,
+        "commands": taken,
+        "snapshot_wanted": waits.snapshot_wanted,
+    }
+
+
+def _view(command: Command) -> dict[str, Any]:
+    return {
+        "id": command.id,
+        "kind": command.kind,
+        "arguments": command.arguments,
+        "epoch": command.epoch,
+        "expires_at": command.expires_at.isoformat(),
+        "traceparent": command.traceparent,
+        "actor": command.actor,
+    }
+
+
+@router.post("/commands/{command_id}/outcome")
+def outcome(
+    engine_id: EngineId, command_id: str, body: OutcomeBody, store: StoreOf, _caller: EngineCaller
+) -> dict[str, Any]:
+    """Report progress or the end of a command. Reporting the same end twice is fine."""
+    said = commands.Report(status=body.status, progress=body.progress or {}, outcome=body.outcome or {})
+    with store.write() as session:
+        command = commands.report(session, engine_id, command_id, said, utc_now())
+        return {"id": command.id, "status": command.status}
+
+
+@router.post("/snapshot")
+def snapshot(engine_id: EngineId, body: SnapshotBody, store: StoreOf, _caller: EngineCaller) -> dict[str, Any]:
+    """Hand in every prefix the engine holds; the store closes its gaps with them."""
+    with store.write() as session:
+        applied = apply_snapshot(session, engine_id, body.prefixes, boot_id=body.boot_id)
+    return asdict(applied)

@@ -1,0 +1,196 @@
+"""What changes things on behalf of people (docs/reference/wire.md, section 4): CLI and dashboard write through here."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header
+from pydantic import BaseModel, Field
+
+from controlplane.api.security import Operator, StoreOf, Viewer
+from controlplane.steering import alerts, commands, desired, preview
+from controlplane.steering.deed import Deed
+from controlplane.steering.policies import registry, runner
+from controlplane.steering.wakeups import WAKEUPS
+from controlplane.store.models import Alert, Command, Policy
+
+router = APIRouter(tags=["steering"])
+
+Traceparent = Annotated[str | None, Header(max_length=64)]
+Reason = Annotated[str, Field(min_length=1, max_length=2000)]
+
+
+class ReasonBody(BaseModel):
+    """Why."""
+
+    reason: Reason
+
+
+class CommandBody(ReasonBody):
+    """A command for one engine."""
+
+    engine: str = Field(max_length=64)
+    kind: str
+    arguments: dict[str, Any] = {}
+    idempotency_key: str | None = Field(default=None, min_length=8, max_length=128)
+    expires_s: int = commands.DEFAULT_EXPIRY_SECONDS
+
+
+class PreviewBody(BaseModel):
+    """A command somebody thinks about."""
+
+    engine: str
+    kind: str
+    arguments: dict[str, Any] = {}
+
+
+class DesiredBody(ReasonBody):
+    """A change of desired state: for one engine, or for all (no `engine`). A null removes a key."""
+
+    engine: str | None = None
+    changes: dict[str, Any]
+    expect_revision: int | None = None
+
+
+class RollbackBody(ReasonBody):
+    """Back to what an earlier revision said."""
+
+    revision: int
+
+
+class RunBody(ReasonBody):
+    """Run a policy now. A dry run decides and applies nothing."""
+
+    dry_run: bool = False
+
+
+class PolicyBody(ReasonBody):
+    """A change of a standing policy."""
+
+    paused: bool | None = None
+    parameters: dict[str, Any] | None = None
+    every_seconds: int | None = None
+
+
+class AcknowledgeBody(BaseModel):
+    """Somebody looks after it."""
+
+    reason: str = Field(default="acknowledged", min_length=1, max_length=2000)
+
+
+@router.post("/v1/commands", status_code=201)
+def submit_command(body: CommandBody, store: StoreOf, who: Operator, traceparent: Traceparent = None) -> dict[str, Any]:
+    """Send a command to an engine. The same idempotency key again answers the first command."""
+    draft = commands.Draft(
+        engine_id=body.engine,
+        kind=body.kind,
+        arguments=body.arguments,
+        idempotency_key=body.idempotency_key,
+        expires_seconds=body.expires_s,
+    )
+    with store.write() as session:
+        command = commands.submit(session, Deed(principal=who, reason=body.reason, traceparent=traceparent), draft)
+        view = command_view(command)
+    WAKEUPS.notify(body.engine)
+    return view
+
+
+@router.get("/v1/commands/{command_id}")
+def one_command(command_id: str, store: StoreOf, _who: Viewer) -> dict[str, Any]:
+    """One command with its progress and outcome."""
+    with store.read() as session:
+        return command_view(commands.get(session, command_id))
+
+
+@router.post("/v1/commands/preview")
+def preview_command(body: PreviewBody, store: StoreOf, _who: Operator) -> dict[str, Any]:
+    """The blast radius of a command; nothing is changed."""
+    with store.read() as session:
+        return asdict(preview.preview(session, body.engine, body.kind, body.arguments))
+
+
+@router.post("/v1/commands/{command_id}/cancel")
+def cancel_command(
+    command_id: str, body: ReasonBody, store: StoreOf, who: Operator, traceparent: Traceparent = None
+) -> dict[str, Any]:
+    """Stop a command that no engine has taken yet."""
+    with store.write() as session:
+        deed = Deed(principal=who, reason=body.reason, traceparent=traceparent)
+        return command_view(commands.cancel(session, deed, command_id))
+
+
+@router.post("/v1/desired")
+def revise_desired(body: DesiredBody, store: StoreOf, who: Operator, traceparent: Traceparent = None) -> dict[str, Any]:
+    """Change caps, mode or knobs; a new revision."""
+    with store.write() as session:
+        revised = desired.revise(
+            session,
+            Deed(principal=who, reason=body.reason, traceparent=traceparent),
+            engine_id=body.engine,
+            changes=body.changes,
+            expect_revision=body.expect_revision,
+        )
+    WAKEUPS.notify(body.engine)
+    return asdict(revised)
+
+
+@router.post("/v1/desired/rollback")
+def rollback_desired(
+    body: RollbackBody, store: StoreOf, who: Operator, traceparent: Traceparent = None
+) -> dict[str, Any]:
+    """Make an earlier revision's document the newest again."""
+    with store.write() as session:
+        deed = Deed(principal=who, reason=body.reason, traceparent=traceparent)
+        revised = desired.rollback(session, deed, revision=body.revision)
+    WAKEUPS.notify(None)
+    return asdict(revised)
+
+
+@router.post("/v1/policies/{name}/run")
+def run_policy(name: str, body: RunBody, store: StoreOf, who: Operator) -> dict[str, Any]:
+    """Run a policy now, also when it is paused; answers its decisions."""
+    deed = Deed(principal=who, reason=body.reason)
+    return {"runs": runner.run_now(store, deed, name, dry_run=body.dry_run)}
+
+
+@router.post("/v1/policies/{name}")
+def change_policy(
+    name: str, body: PolicyBody, store: StoreOf, who: Operator, traceparent: Traceparent = None
+) -> dict[str, Any]:
+    """Pause, resume or tune a policy."""
+    changes = body.model_dump(exclude={"reason"}, exclude_none=True)
+    with store.write() as session:
+        deed = Deed(principal=who, reason=body.reason, traceparent=traceparent)
+        return policy_view(registry.change(session, deed, name, changes))
+
+
+@router.post("/v1/alerts/{alert_id}/acknowledge")
+def acknowledge_alert(
+    alert_id: int, body: AcknowledgeBody, store: StoreOf, who: Operator, traceparent: Traceparent = None
+) -> dict[str, Any]:
+    """Say that somebody looks after an alert."""
+    with store.write() as session:
+        deed = Deed(principal=who, reason=body.reason, traceparent=traceparent)
+        return alert_view(alerts.acknowledge(session, deed, alert_id))
+
+
+def command_view(command: Command) -> dict[str, Any]:
+    """A command as JSON."""
+    return _row(command)
+
+
+def policy_view(policy: Policy) -> dict[str, Any]:
+    """A policy as JSON."""
+    return _row(policy)
+
+
+def alert_view(alert: Alert) -> dict[str, Any]:
+    """An alert as JSON."""
+    return _row(alert)
+
+
+def _row(row: Command | Policy | Alert) -> dict[str, Any]:
+    values = {column.key: getattr(row, column.key) for column in row.__table__.columns}
+    return {key: value.isoformat() if isinstance(value, dt.datetime) else value for key, value in values.items()}

@@ -1,0 +1,1 @@
+"""Desired state, commands, policies, alerts, and the scheduler that runs them."""

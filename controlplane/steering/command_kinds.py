@@ -1,0 +1,93 @@
+"""What commands there are: their arguments, as data, and the sentence for each wrong one (wire.md, section 3)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from controlplane.errors import BadRequest
+
+PREFIX_ID = re.compile(r"^[0-9a-f]{32}$")
+MOST_PREFIXES = 10_000
+TIERS = ("host", "disk")
+DAY_SECONDS = 86_400
+
+Check = Callable[[Any], str | None]
+
+
+def _prefix_ids(value: Any) -> str | None:
+    if not isinstance(value, list) or not value or len(value) > MOST_PREFIXES:
+        return f"must be a list of 1 to {MOST_PREFIXES} prefix ids"
+    wrong = next((item for item in value if not isinstance(item, str) or not PREFIX_ID.match(item)), None)
+    return None if wrong is None else f"has {wrong!r}, which is no prefix id (32 hex digits)"
+
+
+def _versions(value: Any) -> str | None:
+    ok = isinstance(value, dict) and all(isinstance(v, int) and v > 0 for v in value.values())
+    return None if ok else "must map prefix ids to the versions you saw (whole numbers from 1)"
+
+
+def _flag(value: Any) -> str | None:
+    return None if isinstance(value, bool) else "must be true or false"
+
+
+def _tier(value: Any) -> str | None:
+    return None if value in TIERS else f"must be one of {', '.join(TIERS)}"
+
+
+def _word(value: Any) -> str | None:
+    return None if isinstance(value, str) and value else "must be a name"
+
+
+def _amount(most: int) -> Check:
+    def check(value: Any) -> str | None:
+        ok = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+        return None if ok else f"must be a whole number from 1 to {most}"
+
+    return check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of command: the arguments it needs, and those it may have with their defaults (None: left out)."""
+
+    required: Mapping[str, Check]
+    optional: Mapping[str, tuple[Check, Any]]
+
+
+KINDS: Mapping[str, Kind] = {
+    "evict": Kind(
+        required={"prefix_ids": _prefix_ids},
+        optional={"expect_versions": (_versions, None), "descendants": (_flag, False)},
+    ),
+    "warm": Kind(required={"prefix_ids": _prefix_ids}, optional={"max_bytes": (_amount(1 << 50), 1 << 30)}),
+    "pin": Kind(required={"prefix_ids": _prefix_ids}, optional={"ttl_s": (_amount(30 * DAY_SECONDS), 3600)}),
+    "unpin": Kind(required={"prefix_ids": _prefix_ids}, optional={}),
+    "compress": Kind(required={"prefix_ids": _prefix_ids}, optional={"codec": (_word, None)}),
+    "offload": Kind(required={"prefix_ids": _prefix_ids, "tier": _tier}, optional={}),
+    "restore": Kind(required={"prefix_ids": _prefix_ids}, optional={}),
+    "compact": Kind(required={}, optional={"max_pages": (_amount(1 << 32), 4096)}),
+    "scrub": Kind(required={}, optional={"max_bytes": (_amount(1 << 50), 1 << 30)}),
+}
+
+
+def check_arguments(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with their defaults. Raises BadRequest naming the kind, the argument and what is allowed."""
+    rule = KINDS.get(kind)
+    if rule is None:
+        raise BadRequest("kind_unknown", f"There is no command {kind!r}.", f"Commands: {', '.join(KINDS)}.")
+    known: dict[str, Check] = {**rule.required, **{name: check for name, (check, _) in rule.optional.items()}}
+    problems = [f"{name} is no argument of {kind}" for name in arguments if name not in known]
+    problems += [f"{name} is missing" for name in rule.required if arguments.get(name) is None]
+    for name, value in arguments.items():
+        problem = known[name](value) if name in known and value is not None else None
+        if problem:
+            problems.append(f"{name} {problem}")
+    if problems:
+        raise BadRequest(
+            "arguments_invalid", "; ".join(problems) + ".", f"{kind} takes: {', '.join(known) or 'nothing'}."
+        )
+    complete = {name: default for name, (_, default) in rule.optional.items()} | dict(arguments)
+    return {name: value for name, value in complete.items() if value is not None}

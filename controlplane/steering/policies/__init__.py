@@ -1,0 +1,1 @@
+"""Standing rules: they propose from frozen facts, and an applier applies."""
