@@ -1,0 +1,260 @@
+"""Everything there is to see: wire.md, section 4. Needs the role viewer, but for /healthz and /metrics."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import PlainTextResponse
+from sqlalchemy import text
+
+from controlplane.api.security import SettingsOf, StoreOf, Viewer
+from controlplane.clock import utc_now
+from controlplane.errors import BadRequest
+from controlplane.ingest.counters import Counters, family
+from controlplane.store import queries
+from controlplane.store.queries import TimeRange
+from controlplane.store.session import Store
+
+router = APIRouter(tags=["read"])
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Minutes = Annotated[float, Query(gt=0, le=60 * 24 * 31, description="How far back, in minutes.")]
+Since = Annotated[dt.datetime | None, Query(description="RFC 3339, with a zone; goes before `minutes`.")]
+
+
+def window_of(since: dt.datetime | None, until: dt.datetime | None, minutes: float) -> TimeRange:
+    """The range a caller asked for. Raises BadRequest for times without a zone, or the wrong way round."""
+    now = utc_now()
+    window = TimeRange.last(minutes, until or now) if since is None else TimeRange(since, until or now)
+    if any(time.tzinfo is None for time in (window.since, window.until)):
+        raise BadRequest("time_naive", "A time without a zone was given.", "Write 2026-01-31T12:00:00Z.")
+    if window.since >= window.until:
+        raise BadRequest("time_order", f"since {window.since} is not before {window.until}.", "Swap them.")
+    return window
+
+
+@router.get("/healthz", tags=["health"])
+def healthz(store: StoreOf) -> dict[str, str]:
+    """200 when the database answers, 503 when it does not. Needs no token."""
+    with store.read() as session:
+        session.execute(text("SELECT version_num FROM alembic_version"))
+    return {"status": "ok", "database": store.dialect}
+
+
+@router.get("/metrics", tags=["health"], response_class=PlainTextResponse)
+def metrics(request: Request, store: StoreOf, settings: SettingsOf) -> PlainTextResponse:
+    """The control plane's own numbers for Prometheus. Needs no token: it names no prefix and no namespace."""
+    counters: Counters = request.app.state.counters
+    lines = counters.lines() + _gauges(store, settings.engine_stale_seconds, settings.engine_unreachable_seconds)
+    return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/v1/overview")
+def overview(
+    _caller: Viewer, store: StoreOf, engine: str | None = None, minutes: Minutes = 60, since: Since = None
+) -> queries.Overview:
+    """One range in numbers, and what the engines hold now."""
+    with store.read() as session:
+        return queries.overview(session, window_of(since, None, minutes), engine)
+
+
+@router.get("/v1/engines")
+def engines(_caller: Viewer, store: StoreOf, settings: SettingsOf) -> list[queries.EngineView]:
+    """Every engine, with health and sync apart."""
+    with store.read() as session:
+        return queries.list_engines(
+            session,
+            utc_now(),
+            stale_seconds=settings.engine_stale_seconds,
+            unreachable_seconds=settings.engine_unreachable_seconds,
+        )
+
+
+@router.get("/v1/prefixes")
+def prefixes(
+    _caller: Viewer,
+    store: StoreOf,
+    engine: str | None = None,
+    state: Annotated[list[str] | None, Query()] = None,
+    namespace: str | None = None,
+    search: str = "",
+    pinned: bool | None = None,
+    order: str = "served",
+    limit: Limit = 100,
+    offset: Annotated[int, Query(ge=0)] = 0,
+) -> queries.PrefixPage:
+    """Prefixes that match; without `state`, all but the evicted ones."""
+    with store.read() as session:
+        return queries.list_prefixes(
+            session,
+            engine_id=engine,
+            states=state or (),
+            namespace=namespace,
+            search=search,
+            pinned=pinned,
+            order=order,
+            limit=limit,
+            offset=offset,
+        )
+
+
+@router.get("/v1/prefixes/{engine}/{prefix_id}")
+def prefix(_caller: Viewer, store: StoreOf, engine: str, prefix_id: str) -> queries.PrefixDetail:
+    """One prefix: now, versions, checkpoints, failures, gaps, children."""
+    with store.read() as session:
+        return queries.get_prefix(session, engine, prefix_id)
+
+
+@router.get("/v1/validations/failures")
+def failures(
+    _caller: Viewer,
+    store: StoreOf,
+    engine: str | None = None,
+    validation: str | None = None,
+    since: Since = None,
+    limit: Limit = 100,
+) -> list[queries.FailureView]:
+    """Failed validations, newest first; without `since`, all that are kept."""
+    window = None if since is None else window_of(since, None, 1)
+    with store.read() as session:
+        return queries.list_failures(session, window, engine, validation=validation, limit=limit)
+
+
+@router.get("/v1/validations")
+def validations(
+    _caller: Viewer, store: StoreOf, engine: str | None = None, minutes: Minutes = 60, since: Since = None
+) -> list[queries.ValidationCount]:
+    """How the validations ended, by validation, verdict and reason."""
+    with store.read() as session:
+        return queries.validation_counts(session, window_of(since, None, minutes), engine)
+
+
+@router.get("/v1/damaged")
+def damaged(
+    _caller: Viewer, store: StoreOf, engine: str | None = None, limit: Limit = 100
+) -> list[queries.DamagedView]:
+    """Prefixes in quarantine, and why."""
+    with store.read() as session:
+        return queries.list_damaged(session, engine, limit=limit)
+
+
+@router.get("/v1/series")
+def series(
+    _caller: Viewer,
+    store: StoreOf,
+    name: str,
+    engine: str | None = None,
+    minutes: Minutes = 60,
+    since: Since = None,
+    until: Since = None,
+) -> queries.Series:
+    """One series by minute; an unknown name is answered with those there are."""
+    with store.read() as session:
+        return queries.series(session, name, window_of(since, until, minutes), engine)
+
+
+@router.get("/v1/marks")
+def marks(
+    _caller: Viewer, store: StoreOf, engine: str | None = None, minutes: Minutes = 60, since: Since = None
+) -> list[queries.Mark]:
+    """What was changed in a range, by whom and why."""
+    with store.read() as session:
+        return queries.list_marks(session, window_of(since, None, minutes), engine)
+
+
+@router.get("/v1/desired")
+def desired(
+    _caller: Viewer, store: StoreOf, engine: str | None = None, limit: Limit = 100
+) -> list[queries.DesiredView]:
+    """Revisions of desired state, newest first."""
+    with store.read() as session:
+        return queries.list_desired(session, engine, limit=limit)
+
+
+@router.get("/v1/commands")
+def commands(
+    _caller: Viewer,
+    store: StoreOf,
+    engine: str | None = None,
+    status: Annotated[list[str] | None, Query()] = None,
+    kind: str = "",
+    limit: Limit = 100,
+) -> list[queries.CommandView]:
+    """Commands, newest first."""
+    with store.read() as session:
+        return queries.list_commands(session, engine, statuses=status or (), kind=kind, limit=limit)
+
+
+@router.get("/v1/commands/{command_id}")
+def command(_caller: Viewer, store: StoreOf, command_id: str) -> queries.CommandView:
+    """One command, how far it is, and how it ended."""
+    with store.read() as session:
+        return queries.get_command(session, command_id)
+
+
+@router.get("/v1/policies")
+def policies(_caller: Viewer, store: StoreOf) -> list[queries.PolicyView]:
+    """The standing rules."""
+    with store.read() as session:
+        return queries.list_policies(session)
+
+
+@router.get("/v1/policies/runs")
+def policy_runs(
+    _caller: Viewer,
+    store: StoreOf,
+    policy: str | None = None,
+    engine: str | None = None,
+    acted: bool = False,
+    limit: Limit = 100,
+) -> list[queries.PolicyRunView]:
+    """Decisions of policies, newest first; `acted`: only those that did something."""
+    with store.read() as session:
+        return queries.list_policy_runs(session, policy=policy, engine_id=engine, acted_only=acted, limit=limit)
+
+
+@router.get("/v1/alerts")
+def alerts(
+    _caller: Viewer,
+    store: StoreOf,
+    engine: str | None = None,
+    state: Annotated[list[str] | None, Query()] = None,
+    limit: Limit = 100,
+) -> list[queries.AlertView]:
+    """Alerts, newest first."""
+    with store.read() as session:
+        return queries.list_alerts(session, engine_id=engine, states=state or (), limit=limit)
+
+
+@router.get("/v1/audit")
+def audit_rows(
+    _caller: Viewer, store: StoreOf, actor: str | None = None, action: str | None = None, limit: Limit = 100
+) -> list[queries.AuditView]:
+    """Who did what, newest first."""
+    with store.read() as session:
+        return queries.list_audit(session, actor=actor, action=action, limit=limit)
+
+
+def _gauges(store: Store, stale_seconds: float, unreachable_seconds: float) -> list[str]:
+    with store.read() as session:
+        held = queries.holdings(session)
+        seen = queries.list_engines(
+            session, utc_now(), stale_seconds=stale_seconds, unreachable_seconds=unreachable_seconds
+        )
+    health = [({"health": word}, sum(e.health == word for e in seen)) for word in ("live", "stale", "unreachable")]
+    sync = [({"sync": word}, sum(e.sync == word for e in seen)) for word in ("in_sync", "behind", "refused")]
+    states = [({"state": state}, count) for state, count in sorted(held.prefixes_by_state.items())]
+    single: list[tuple[str, str, float]] = [
+        ("kvdeck_history_gaps_open", "Holes in the history of prefixes.", held.open_gaps),
+        ("kvdeck_commands_open", "Commands that have not ended.", held.open_commands),
+        ("kvdeck_alerts_firing", "Alerts that fire.", held.firing_alerts),
+    ]
+    lines = family("kvdeck_engines", "gauge", "Engines by whether they speak.", health)
+    lines += family("kvdeck_engines_sync", "gauge", "Engines by whether they run what was asked.", sync)
+    lines += family("kvdeck_prefixes", "gauge", "Prefixes held, by state.", states)
+    for name, help_text, value in single:
+        sample: list[tuple[dict[str, Any], float]] = [({}, value)]
+        lines += family(name, "gauge", help_text, sample)
+    return lines

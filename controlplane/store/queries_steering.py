@@ -1,0 +1,200 @@
+"""What people and policies want and did: desired state, commands, policies and their runs, alerts, audit."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from controlplane.errors import NotFound
+from controlplane.store.models import Alert, Audit, Command, DesiredState, Policy, PolicyRun
+from controlplane.store.query_types import TimeRange, inside, of_engine, view
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesiredView:
+    """One revision of desired state. `engine_id` None: for every engine."""
+
+    revision: int
+    engine_id: str | None
+    document: dict[str, Any]
+    actor: str
+    reason: str
+    at: dt.datetime
+    trace_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandView:
+    """One command, how far it is, and how it ended."""
+
+    id: str
+    engine_id: str
+    kind: str
+    arguments: dict[str, Any]
+    status: str
+    progress: dict[str, Any]
+    outcome: dict[str, Any]
+    actor: str
+    reason: str
+    created_at: dt.datetime
+    expires_at: dt.datetime
+    delivered_at: dt.datetime | None
+    finished_at: dt.datetime | None
+    traceparent: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyView:
+    """A standing rule."""
+
+    name: str
+    kind: str
+    parameters: dict[str, Any]
+    every_seconds: int
+    paused: bool
+    memory: dict[str, Any]
+    changed_at: dt.datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRunView:
+    """One decision of a policy, with the inputs it was made from."""
+
+    id: int
+    policy: str
+    engine_id: str | None
+    at: dt.datetime
+    trigger: str
+    dry_run: bool
+    inputs: dict[str, Any]
+    decision: str
+    proposed: list[Any]
+    outcome: dict[str, Any]
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertView:
+    """One alert: pending, firing or resolved."""
+
+    id: int
+    rule: str
+    engine_id: str
+    state: str
+    summary: str
+    value: float
+    threshold: float
+    since: dt.datetime
+    fired_at: dt.datetime | None
+    resolved_at: dt.datetime | None
+    acknowledged_by: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditView:
+    """Who did what, why, before and after."""
+
+    id: int
+    at: dt.datetime
+    actor: str
+    role: str
+    action: str
+    target: str
+    reason: str
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    trace_id: str | None
+
+
+def list_desired(session: Session, engine_id: str | None = None, *, limit: int = 100) -> list[DesiredView]:
+    """Revisions, newest first; of one engine: its own and those for every engine."""
+    conditions = () if engine_id is None else (_applies_to(engine_id),)
+    query = select(DesiredState).where(*conditions).order_by(DesiredState.revision.desc()).limit(limit)
+    return [view(DesiredView, row) for row in session.scalars(query)]
+
+
+def list_commands(
+    session: Session, engine_id: str | None = None, *, statuses: Sequence[str] = (), kind: str = "", limit: int = 100
+) -> list[CommandView]:
+    """Commands, newest first."""
+    conditions = list(of_engine(Command.engine_id, engine_id))
+    if statuses:
+        conditions.append(Command.status.in_(statuses))
+    if kind:
+        conditions.append(Command.kind == kind)
+    query = select(Command).where(*conditions).order_by(Command.created_at.desc(), Command.id).limit(limit)
+    return [view(CommandView, row) for row in session.scalars(query)]
+
+
+def get_command(session: Session, command_id: str) -> CommandView:
+    """One command. Raises NotFound."""
+    row = session.get(Command, command_id)
+    if row is None:
+        raise NotFound("command_unknown", f"There is no command {command_id!r}.", "GET /v1/commands lists them.")
+    return view(CommandView, row)
+
+
+def list_policies(session: Session) -> list[PolicyView]:
+    """All policies, by name."""
+    return [view(PolicyView, row) for row in session.scalars(select(Policy).order_by(Policy.name))]
+
+
+def list_policy_runs(
+    session: Session,
+    window: TimeRange | None = None,
+    *,
+    policy: str | None = None,
+    engine_id: str | None = None,
+    acted_only: bool = False,
+    limit: int = 100,
+) -> list[PolicyRunView]:
+    """Runs, newest first. `acted_only`: those that were no dry run and proposed something."""
+    conditions = list(of_engine(PolicyRun.engine_id, engine_id))
+    if window is not None:
+        conditions.append(inside(PolicyRun.at, window))
+    if policy is not None:
+        conditions.append(PolicyRun.policy == policy)
+    if acted_only:
+        conditions.append(PolicyRun.dry_run.is_(False))
+    query = select(PolicyRun).where(*conditions).order_by(PolicyRun.id.desc())
+    # What was proposed is JSON: it is looked at here, the same on every database.
+    runs = (row for row in session.scalars(query.execution_options(yield_per=200)) if row.proposed or not acted_only)
+    return [view(PolicyRunView, row) for row, _ in zip(runs, range(limit), strict=False)]
+
+
+def list_alerts(
+    session: Session, *, engine_id: str | None = None, states: Sequence[str] = (), limit: int = 100
+) -> list[AlertView]:
+    """Alerts, newest first."""
+    conditions = list(of_engine(Alert.engine_id, engine_id))
+    if states:
+        conditions.append(Alert.state.in_(states))
+    query = select(Alert).where(*conditions).order_by(Alert.since.desc(), Alert.id.desc()).limit(limit)
+    return [view(AlertView, row) for row in session.scalars(query)]
+
+
+def list_audit(
+    session: Session,
+    window: TimeRange | None = None,
+    *,
+    actor: str | None = None,
+    action: str | None = None,
+    limit: int = 100,
+) -> list[AuditView]:
+    """What was done, newest first."""
+    conditions = [] if window is None else [inside(Audit.at, window)]
+    if actor is not None:
+        conditions.append(Audit.actor == actor)
+    if action is not None:
+        conditions.append(Audit.action == action)
+    query = select(Audit).where(*conditions).order_by(Audit.id.desc()).limit(limit)
+    return [view(AuditView, row) for row in session.scalars(query)]
+
+
+def _applies_to(engine_id: str) -> Any:
+    return or_(DesiredState.engine_id.is_(None), DesiredState.engine_id == engine_id)

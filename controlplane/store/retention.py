@@ -1,0 +1,115 @@
+"""Forgets what is old, in bounded steps: each step is one short transaction, so writers never wait long for it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, delete, exists, or_, select, tuple_
+from sqlalchemy.engine import CursorResult
+from sqlalchemy.orm import Session
+
+from controlplane.settings import Settings
+from controlplane.store.base import Base
+from controlplane.store.models import (
+    Alert,
+    Audit,
+    Command,
+    HistoryGap,
+    IngestedBatch,
+    MetricPoint,
+    MetricRollup,
+    PolicyRun,
+    Prefix,
+    PrefixVersion,
+    RequestRollup,
+    Token,
+    ValidationFailure,
+    ValidationRollup,
+)
+from controlplane.store.session import Store
+
+STEP_ROWS = 2000
+UNSEEN_KEPT = dt.timedelta(days=1)  # prefixes of version 0, whose first transition never came
+SESSION_TOKENS_KEPT = dt.timedelta(days=7)  # after their end, so that "this token ended" can still be said
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Which rows of a table are forgotten."""
+
+    model: type[Base]
+    condition: ColumnElement[bool]
+
+    @property
+    def table(self) -> str:
+        """The table's name."""
+        return self.model.__tablename__
+
+
+def rules(settings: Settings, now: dt.datetime) -> list[Rule]:
+    """What is forgotten at `now`. The newest version of a prefix that is still held stays, however old."""
+    points = now - dt.timedelta(hours=settings.keep_metric_points_hours)
+    rollups = now - dt.timedelta(days=settings.keep_rollups_days)
+    history = now - dt.timedelta(days=settings.keep_history_days)
+    audit = now - dt.timedelta(days=settings.keep_audit_days)
+    return [
+        Rule(MetricPoint, MetricPoint.at < points),
+        Rule(MetricRollup, MetricRollup.minute < rollups),
+        Rule(RequestRollup, RequestRollup.minute < rollups),
+        Rule(ValidationRollup, ValidationRollup.minute < rollups),
+        Rule(ValidationFailure, ValidationFailure.at < history),
+        Rule(PrefixVersion, and_(PrefixVersion.at < history, ~_is_what_a_prefix_is_now())),
+        Rule(HistoryGap, HistoryGap.closed_at < history),
+        Rule(Prefix, _gone(history, now)),
+        Rule(IngestedBatch, IngestedBatch.received_at < now - dt.timedelta(hours=1)),
+        Rule(PolicyRun, PolicyRun.at < history),
+        Rule(Command, Command.finished_at < audit),
+        Rule(Alert, Alert.resolved_at < audit),
+        Rule(Audit, Audit.at < audit),
+        Rule(Token, Token.expires_at < now - SESSION_TOKENS_KEPT),
+    ]
+
+
+def forget_old(
+    store: Store, settings: Settings, now: dt.datetime, *, step_rows: int = STEP_ROWS, most_steps: int = 200
+) -> dict[str, int]:
+    """Delete what is older than the settings keep; rows deleted by table. Stops after `most_steps` transactions."""
+    deleted: dict[str, int] = {}
+    steps = 0
+    for rule in rules(settings, now):
+        while steps < most_steps:
+            steps += 1
+            with store.write() as session:
+                count = forget_step(session, rule, step_rows)
+            deleted[rule.table] = deleted.get(rule.table, 0) + count
+            if count < step_rows:
+                break
+    return deleted
+
+
+def forget_step(session: Session, rule: Rule, rows: int) -> int:
+    """Delete at most `rows` rows of one rule; how many it were."""
+    keys: Sequence[Any] = list(rule.model.__table__.primary_key)
+    chosen = select(*keys).where(rule.condition).limit(rows)
+    key = keys[0] if len(keys) == 1 else tuple_(*keys)
+    statement = delete(rule.model).where(key.in_(chosen)).execution_options(synchronize_session=False)
+    result = session.execute(statement)
+    return result.rowcount if isinstance(result, CursorResult) else 0
+
+
+def _is_what_a_prefix_is_now() -> ColumnElement[bool]:
+    return exists().where(
+        Prefix.engine_id == PrefixVersion.engine_id,
+        Prefix.prefix_id == PrefixVersion.prefix_id,
+        Prefix.life == PrefixVersion.life,
+        Prefix.version == PrefixVersion.version,
+        Prefix.state != "EVICTED",
+    )
+
+
+def _gone(history: dt.datetime, now: dt.datetime) -> ColumnElement[bool]:
+    evicted = and_(Prefix.state == "EVICTED", Prefix.changed_at < history)
+    return or_(evicted, and_(Prefix.version == 0, Prefix.served_at < now - UNSEEN_KEPT))
