@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
+from controlplane.store.base import Base
 from controlplane.store.models import Alert, Checkpoint, Command, HistoryGap, MetricRollup, Prefix, RequestRollup
 from controlplane.store.queries_minutes import metric_minutes, validation_counts
 from controlplane.store.queries_series import FAILED
@@ -183,8 +184,5 @@ def _grown(session: Session, name: str, window: TimeRange, engine_id: str | None
     return {attributes: float(total) for attributes, total in session.execute(query)}
 
 
-def _count(
-    session: Session, model: type[Prefix | Checkpoint | HistoryGap | Command | Alert], *conditions: object
-) -> int:
-    query = select(func.count()).select_from(model).where(*conditions)  # type: ignore[arg-type]
-    return session.scalar(query) or 0
+def _count(session: Session, model: type[Base], *conditions: ColumnElement[bool]) -> int:
+    return session.scalar(select(func.count()).select_from(model).where(*conditions)) or 0

@@ -46,7 +46,7 @@ class Rule:
     @property
     def table(self) -> str:
         """The table's name."""
-        return self.model.__tablename__
+        return str(self.model.__tablename__)
 
 
 def rules(settings: Settings, now: dt.datetime) -> list[Rule]:
