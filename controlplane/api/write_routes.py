@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header
 from pydantic import BaseModel, Field
 
-from controlplane.api.security import Operator, StoreOf, Viewer
+from controlplane.api.security import Operator, SettingsOf, StoreOf
 from controlplane.steering import alerts, commands, desired, preview
 from controlplane.steering.deed import Deed
 from controlplane.steering.policies import registry, runner
 from controlplane.steering.wakeups import WAKEUPS
-from controlplane.store.models import Alert, Command, Policy
+from controlplane.store.queries_steering import AlertView, CommandView, PolicyView
+from controlplane.store.query_types import view
 
 router = APIRouter(tags=["steering"])
 
@@ -81,7 +80,7 @@ class AcknowledgeBody(BaseModel):
 
 
 @router.post("/v1/commands", status_code=201)
-def submit_command(body: CommandBody, store: StoreOf, who: Operator, traceparent: Traceparent = None) -> dict[str, Any]:
+def submit_command(body: CommandBody, store: StoreOf, who: Operator, traceparent: Traceparent = None) -> CommandView:
     """Send a command to an engine. The same idempotency key again answers the first command."""
     draft = commands.Draft(
         engine_id=body.engine,
@@ -92,37 +91,32 @@ def submit_command(body: CommandBody, store: StoreOf, who: Operator, traceparent
     )
     with store.write() as session:
         command = commands.submit(session, Deed(principal=who, reason=body.reason, traceparent=traceparent), draft)
-        view = command_view(command)
+        sent = view(CommandView, command)
     WAKEUPS.notify(body.engine)
-    return view
-
-
-@router.get("/v1/commands/{command_id}")
-def one_command(command_id: str, store: StoreOf, _who: Viewer) -> dict[str, Any]:
-    """One command with its progress and outcome."""
-    with store.read() as session:
-        return command_view(commands.get(session, command_id))
+    return sent
 
 
 @router.post("/v1/commands/preview")
-def preview_command(body: PreviewBody, store: StoreOf, _who: Operator) -> dict[str, Any]:
+def preview_command(body: PreviewBody, store: StoreOf, _who: Operator) -> preview.BlastRadius:
     """The blast radius of a command; nothing is changed."""
     with store.read() as session:
-        return asdict(preview.preview(session, body.engine, body.kind, body.arguments))
+        return preview.preview(session, body.engine, body.kind, body.arguments)
 
 
 @router.post("/v1/commands/{command_id}/cancel")
 def cancel_command(
     command_id: str, body: ReasonBody, store: StoreOf, who: Operator, traceparent: Traceparent = None
-) -> dict[str, Any]:
+) -> CommandView:
     """Stop a command that no engine has taken yet."""
     with store.write() as session:
         deed = Deed(principal=who, reason=body.reason, traceparent=traceparent)
-        return command_view(commands.cancel(session, deed, command_id))
+        return view(CommandView, commands.cancel(session, deed, command_id))
 
 
 @router.post("/v1/desired")
-def revise_desired(body: DesiredBody, store: StoreOf, who: Operator, traceparent: Traceparent = None) -> dict[str, Any]:
+def revise_desired(
+    body: DesiredBody, store: StoreOf, who: Operator, traceparent: Traceparent = None
+) -> desired.Revised:
     """Change caps, mode or knobs; a new revision."""
     with store.write() as session:
         revised = desired.revise(
@@ -133,64 +127,44 @@ def revise_desired(body: DesiredBody, store: StoreOf, who: Operator, traceparent
             expect_revision=body.expect_revision,
         )
     WAKEUPS.notify(body.engine)
-    return asdict(revised)
+    return revised
 
 
 @router.post("/v1/desired/rollback")
 def rollback_desired(
     body: RollbackBody, store: StoreOf, who: Operator, traceparent: Traceparent = None
-) -> dict[str, Any]:
+) -> desired.Revised:
     """Make an earlier revision's document the newest again."""
     with store.write() as session:
         deed = Deed(principal=who, reason=body.reason, traceparent=traceparent)
         revised = desired.rollback(session, deed, revision=body.revision)
     WAKEUPS.notify(None)
-    return asdict(revised)
+    return revised
 
 
 @router.post("/v1/policies/{name}/run")
-def run_policy(name: str, body: RunBody, store: StoreOf, who: Operator) -> dict[str, Any]:
+def run_policy(name: str, body: RunBody, store: StoreOf, settings: SettingsOf, who: Operator) -> dict[str, Any]:
     """Run a policy now, also when it is paused; answers its decisions."""
     deed = Deed(principal=who, reason=body.reason)
-    return {"runs": runner.run_now(store, deed, name, dry_run=body.dry_run)}
+    return {"runs": runner.run_now(runner.Ground(store, settings), deed, name, dry_run=body.dry_run)}
 
 
 @router.post("/v1/policies/{name}")
 def change_policy(
     name: str, body: PolicyBody, store: StoreOf, who: Operator, traceparent: Traceparent = None
-) -> dict[str, Any]:
+) -> PolicyView:
     """Pause, resume or tune a policy."""
     changes = body.model_dump(exclude={"reason"}, exclude_none=True)
     with store.write() as session:
         deed = Deed(principal=who, reason=body.reason, traceparent=traceparent)
-        return policy_view(registry.change(session, deed, name, changes))
+        return view(PolicyView, registry.change(session, deed, name, changes))
 
 
 @router.post("/v1/alerts/{alert_id}/acknowledge")
 def acknowledge_alert(
     alert_id: int, body: AcknowledgeBody, store: StoreOf, who: Operator, traceparent: Traceparent = None
-) -> dict[str, Any]:
+) -> AlertView:
     """Say that somebody looks after an alert."""
     with store.write() as session:
         deed = Deed(principal=who, reason=body.reason, traceparent=traceparent)
-        return alert_view(alerts.acknowledge(session, deed, alert_id))
-
-
-def command_view(command: Command) -> dict[str, Any]:
-    """A command as JSON."""
-    return _row(command)
-
-
-def policy_view(policy: Policy) -> dict[str, Any]:
-    """A policy as JSON."""
-    return _row(policy)
-
-
-def alert_view(alert: Alert) -> dict[str, Any]:
-    """An alert as JSON."""
-    return _row(alert)
-
-
-def _row(row: Command | Policy | Alert) -> dict[str, Any]:
-    values = {column.key: getattr(row, column.key) for column in row.__table__.columns}
-    return {key: value.isoformat() if isinstance(value, dt.datetime) else value for key, value in values.items()}
+        return view(AlertView, alerts.acknowledge(session, deed, alert_id))

@@ -69,8 +69,8 @@ class Agent:
         self._next_heartbeat = 0.0  # monotonic seconds; a change of settings sets it back to "at once"
         self._registering = threading.Lock()
         self._registered = False
-        self._seen_revision = self._keepsake.kept.revision  # newest document seen, applied or refused
-        self._applied_revision = 0
+        # The newest revision acted upon. A refused one counts: `observed.error` says that it is not what runs.
+        self._seen_revision = self._keepsake.kept.revision
         self._refusal: str | None = None
         self._threads: list[threading.Thread] = []
         self.failed_calls = 0
@@ -161,7 +161,7 @@ class Agent:
                 }
             )
             self._worker.note_epoch(answer["epoch"])
-            if answer["desired_revision"] != self._seen_revision or self._applied_revision != self._seen_revision:
+            if answer["desired_revision"] != self._seen_revision or self._refusal is not None:
                 self._take_desired(answer["desired"], answer["desired_revision"])
             self._registered = True
 
@@ -185,11 +185,9 @@ class Agent:
         try:
             self._engine.reconfigure(document, revision=revision)
         except EngineError as error:
-            # Not applied, and said so: `observed_revision` stays, and `observed.error` tells why.
             self._refusal = f"revision {revision} refused ({error.code}): {error}"
         else:
             self._refusal = None
-            self._applied_revision = revision
 
     def _observed(self) -> dict[str, Any]:
         observed = dict(self._engine.observed())
@@ -211,7 +209,7 @@ class Agent:
         return self._client.heartbeat(
             {
                 "boot_id": self._engine.boot_id,
-                "observed_revision": self._applied_revision,
+                "observed_revision": self._seen_revision,
                 "observed": self._observed(),
                 "stats": self._engine.stats(),
             }

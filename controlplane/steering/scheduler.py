@@ -15,11 +15,13 @@ from sqlalchemy import select
 
 from controlplane.clock import Clock, utc_now
 from controlplane.errors import ControlPlaneError
+from controlplane.settings import Settings
 from controlplane.steering import alerts, commands, desired
 from controlplane.steering.deed import Deed
 from controlplane.steering.leader import SCHEDULER, Leadership, SingleProcessLeadership
+from controlplane.steering.notify import post_changes
 from controlplane.steering.policies import registry
-from controlplane.steering.policies.runner import Occasion, run_kind, run_policy
+from controlplane.steering.policies.runner import Ground, Occasion, run_kind, run_policy
 from controlplane.steering.wakeups import WAKEUPS
 from controlplane.store.models import Policy
 from controlplane.store.session import Store
@@ -37,8 +39,12 @@ POLICY_JOB = "policy:"
 class Scheduler:
     """Runs in the control plane process as its background work. `start` and `stop` are for one thread, once each."""
 
-    def __init__(self, store: Store, leadership: Leadership | None = None, clock: Clock = utc_now) -> None:
+    def __init__(
+        self, store: Store, settings: Settings, leadership: Leadership | None = None, clock: Clock = utc_now
+    ) -> None:
         self._store = store
+        self._settings = settings
+        self._ground = Ground(store, settings, clock)
         self._leadership = leadership or SingleProcessLeadership(store)
         self._clock = clock
         self._jobs: dict[str, int] = {}  # policy -> seconds; owned by the sync job
@@ -87,7 +93,7 @@ class Scheduler:
 
     def _run(self, name: str) -> None:
         try:
-            run_policy(self._store, name, Occasion(trigger="schedule", epoch=self._leadership.epoch), self._clock)
+            run_policy(self._ground, name, Occasion(trigger="schedule", epoch=self._leadership.epoch))
         except ControlPlaneError as error:
             # The top of a job: the next interval tries again, and the log says why this one did nothing.
             log.warning("policy %s did not run: %s", name, error)
@@ -109,8 +115,9 @@ class Scheduler:
             log.warning("alert %s on %s is %s: %s", change.rule, change.engine_id, change.state, change.summary)
             if change.rule == "recovery_failure_rate":
                 self._warm(change)
+        post_changes(self._settings.alert_webhook_url, changes)
 
     def _warm(self, change: alerts.Change) -> None:
         event = f"alert {change.rule} is {change.state}: {change.summary}"
         occasion = Occasion(trigger="alert", epoch=self._leadership.epoch, event=event, only_engine=change.engine_id)
-        run_kind(self._store, "warmup", occasion, self._clock)
+        run_kind(self._ground, "warmup", occasion)

@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from controlplane.auth import Role
 from controlplane.clock import Clock, utc_now
 from controlplane.errors import ControlPlaneError
+from controlplane.settings import Settings
 from controlplane.steering.deed import Deed
 from controlplane.steering.leader import newest_epoch
 from controlplane.steering.policies import degrade, facts, registry, warmup
@@ -45,62 +47,81 @@ class Occasion:
     only_engine: str | None = None
 
 
-def run_policy(store: Store, name: str, occasion: Occasion, clock: Clock = utc_now) -> list[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What every run stands on."""
+
+    store: Store
+    settings: Settings
+    clock: Clock = utc_now
+
+
+def run_policy(ground: Ground, name: str, occasion: Occasion) -> list[dict[str, Any]]:
     """Runs one policy on every live engine; a paused one only by hand. Returns what was decided, engine by engine.
 
     Raises NotFound for an unknown policy and BadRequest for parameters that cannot be used. One engine's failure is
     recorded as its run and does not keep the others from theirs.
     """
-    with store.read() as session:
+    with ground.store.read() as session:
         standing = registry.standing_of(registry.find(session, name))
-        engines = facts.live_engines(session, clock())
+        engines = facts.live_engines(session, ground.clock())
     if standing.paused and occasion.trigger != "manual":
         return []
     if standing.kind == "retention":
-        return [trim_history(store, name, occasion.trigger, dry_run=occasion.dry_run, clock=clock)]
+        return [run_view(_trim(ground, name, occasion))]
     chosen = [engine for engine in engines if occasion.only_engine in (None, engine)]
-    runs = [_run_engine(store, standing, engine, occasion, clock) for engine in chosen]
+    runs = [_run_engine(ground, standing, engine, occasion) for engine in chosen]
     if standing.kind == "degrade" and not occasion.dry_run:
-        _warm_after_steps(store, runs, occasion, clock)
+        _warm_after_steps(ground, runs, occasion)
     return runs
 
 
-def run_now(store: Store, deed: Deed, name: str, *, dry_run: bool) -> list[dict[str, Any]]:
+def run_now(ground: Ground, deed: Deed, name: str, *, dry_run: bool) -> list[dict[str, Any]]:
     """A run that a person asked for; audited unless it is dry."""
     deed.must_be(Role.OPERATOR)
     if not dry_run:
-        with store.write() as session:
+        with ground.store.write() as session:
             registry.find(session, name)
             deed.record(session, "run_policy", name)
-    return run_policy(store, name, Occasion(trigger="manual", dry_run=dry_run))
+    return run_policy(ground, name, Occasion(trigger="manual", dry_run=dry_run))
 
 
-def run_kind(store: Store, kind: str, occasion: Occasion, clock: Clock = utc_now) -> None:
+def run_kind(ground: Ground, kind: str, occasion: Occasion) -> None:
     """Runs every policy of a kind that is not paused."""
-    with store.read() as session:
-        names = [p.name for p in session.query(Policy).filter(Policy.kind == kind, Policy.paused.is_(False))]
+    query = select(Policy.name).where(Policy.kind == kind, Policy.paused.is_(False))
+    with ground.store.read() as session:
+        names = session.scalars(query).all()
     for name in names:
-        run_policy(store, name, occasion, clock)
+        run_policy(ground, name, occasion)
 
 
-def _warm_after_steps(store: Store, runs: Sequence[Mapping[str, Any]], occasion: Occasion, clock: Clock) -> None:
+def _warm_after_steps(ground: Ground, runs: Sequence[Mapping[str, Any]], occasion: Occasion) -> None:
     for run in runs:
         if run["decision"] in STEPS:
             event = f"degrade: {run['inputs'].get('why', run['decision'])}"
             after = Occasion(trigger="alert", epoch=occasion.epoch, event=event, only_engine=run["engine"])
-            run_kind(store, "warmup", after, clock)
+            run_kind(ground, "warmup", after)
 
 
-def _run_engine(
-    store: Store, standing: registry.Standing, engine_id: str, occasion: Occasion, clock: Clock
-) -> dict[str, Any]:
-    now = clock()
+def _trim(ground: Ground, name: str, occasion: Occasion) -> PolicyRun:
+    return trim_history(
+        ground.store,
+        ground.settings,
+        name,
+        trigger=occasion.trigger,
+        dry_run=occasion.dry_run,
+        now=ground.clock(),
+    )
+
+
+def _run_engine(ground: Ground, standing: registry.Standing, engine_id: str, occasion: Occasion) -> dict[str, Any]:
+    now = ground.clock()
     try:
-        with store.write() as session:
+        with ground.store.write() as session:
             run = _decide_and_apply(session, standing, engine_id, occasion, now)
     except ControlPlaneError as error:
         log.warning("policy %s failed on %s: %s", standing.name, engine_id, error)
-        return _record_failure(store, standing, engine_id, occasion, str(error), now)
+        return _record_failure(ground.store, standing, engine_id, occasion, str(error), now)
     if run["outcome"]:
         WAKEUPS.notify(engine_id)
     return run

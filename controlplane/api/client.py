@@ -1,0 +1,246 @@
+"""The operator's calls as a typed client: what the CLI and the dashboard use (docs/reference/wire.md, section 4)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from controlplane.errors import (
+    BadRequest,
+    Conflict,
+    ControlPlaneError,
+    Forbidden,
+    NotFound,
+    TooLarge,
+    Unauthorised,
+    Unavailable,
+)
+
+Json = dict[str, Any]
+BY_STATUS: Mapping[int, type[ControlPlaneError]] = {
+    400: BadRequest,
+    401: Unauthorised,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    413: TooLarge,
+    503: Unavailable,
+}
+
+
+class Unreachable(ControlPlaneError):
+    """No control plane answers at this address."""
+
+    status = 503
+
+
+class ControlPlaneClient:
+    """One caller's line to the control plane. Methods raise ControlPlaneErrors: the server's own, or Unreachable.
+
+    Times in answers are RFC 3339 texts in UTC.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        timeout_seconds: float = 10.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._http = httpx.Client(
+            base_url=self.url, headers=headers, timeout=timeout_seconds, trust_env=False, transport=transport
+        )
+
+    def __enter__(self) -> ControlPlaneClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._http.close()
+
+    # Reads
+
+    def health(self) -> Any:
+        """Whether the control plane can work; needs no token."""
+        return self.get("/healthz")
+
+    def me(self) -> Json:
+        """The caller's name and role."""
+        return _document(self.get("/v1/me"))
+
+    def overview(self) -> Any:
+        """What needs attention first."""
+        return self.get("/v1/overview")
+
+    def engines(self) -> Any:
+        """Every engine with what it last said."""
+        return self.get("/v1/engines")
+
+    def prefixes(self, **filters: Any) -> Any:
+        """Prefixes by `engine, state, namespace, search, order, limit`."""
+        return self.get("/v1/prefixes", **filters)
+
+    def prefix(self, engine: str, prefix_id: str) -> Any:
+        """One prefix: now, versions, checkpoints, failures."""
+        return self.get(f"/v1/prefixes/{engine}/{prefix_id}")
+
+    def failures(self, **filters: Any) -> Any:
+        """Failed validations."""
+        return self.get("/v1/validations/failures", **filters)
+
+    def series(self, name: str, **filters: Any) -> Any:
+        """A metric over time, by `engine` and `since`."""
+        return self.get("/v1/series", name=name, **filters)
+
+    def desired(self, **filters: Any) -> Any:
+        """Revisions of desired state."""
+        return self.get("/v1/desired", **filters)
+
+    def commands(self, **filters: Any) -> Any:
+        """Commands, newest first."""
+        return self.get("/v1/commands", **filters)
+
+    def command(self, command_id: str) -> Json:
+        """One command with its progress and outcome."""
+        return _document(self.get(f"/v1/commands/{command_id}"))
+
+    def policies(self) -> Any:
+        """Standing policies."""
+        return self.get("/v1/policies")
+
+    def policy_runs(self, **filters: Any) -> Any:
+        """What policies decided."""
+        return self.get("/v1/policies/runs", **filters)
+
+    def alerts(self, **filters: Any) -> Any:
+        """Alerts, those that matter first."""
+        return self.get("/v1/alerts", **filters)
+
+    def audit(self, **filters: Any) -> Any:
+        """Who did what."""
+        return self.get("/v1/audit", **filters)
+
+    # Writes
+
+    def redeem(self, one_time_token: str) -> Json:
+        """Spends a one-time link -> `{role, name, session_token}`."""
+        return _document(self._call("POST", "/v1/session", json={"token": one_time_token}))
+
+    def submit(
+        self,
+        engine: str,
+        kind: str,
+        arguments: Mapping[str, Any],
+        *,
+        reason: str,
+        expires_seconds: int | None = None,
+        idempotency_key: str | None = None,
+        traceparent: str | None = None,
+    ) -> Json:
+        """Sends a command. Without a key of your own, a lost answer is tried again under one key, so it stays one."""
+        body: Json = {
+            "engine": engine,
+            "kind": kind,
+            "arguments": dict(arguments),
+            "reason": reason,
+            "idempotency_key": idempotency_key or secrets.token_hex(16),
+        }
+        if expires_seconds is not None:
+            body["expires_s"] = expires_seconds
+        try:
+            return self._post("/v1/commands", body, traceparent)
+        except Unreachable:
+            return self._post("/v1/commands", body, traceparent)
+
+    def preview(self, engine: str, kind: str, arguments: Mapping[str, Any]) -> Json:
+        """The blast radius of a command."""
+        return self._post("/v1/commands/preview", {"engine": engine, "kind": kind, "arguments": dict(arguments)})
+
+    def cancel(self, command_id: str, *, reason: str) -> Json:
+        """Stops a command no engine has taken yet."""
+        return self._post(f"/v1/commands/{command_id}/cancel", {"reason": reason})
+
+    def set_desired(
+        self,
+        changes: Mapping[str, Any],
+        *,
+        reason: str,
+        engine: str | None = None,
+        expect_revision: int | None = None,
+        traceparent: str | None = None,
+    ) -> Json:
+        """Changes caps, mode or knobs -> `{revision, document, diff}`."""
+        body = {"engine": engine, "changes": dict(changes), "reason": reason, "expect_revision": expect_revision}
+        return self._post("/v1/desired", body, traceparent)
+
+    def rollback(self, revision: int, *, reason: str) -> Json:
+        """Makes an earlier revision's document the newest."""
+        return self._post("/v1/desired/rollback", {"revision": revision, "reason": reason})
+
+    def run_policy(self, name: str, *, reason: str, dry_run: bool = False) -> Json:
+        """Runs a policy now -> `{runs: [...]}`."""
+        return self._post(f"/v1/policies/{name}/run", {"reason": reason, "dry_run": dry_run})
+
+    def change_policy(self, name: str, *, reason: str, **changes: Any) -> Json:
+        """Changes `paused`, `parameters` or `every_seconds`."""
+        return self._post(f"/v1/policies/{name}", {"reason": reason, **changes})
+
+    def acknowledge(self, alert_id: int, *, reason: str = "acknowledged") -> Json:
+        """Says that somebody looks after an alert."""
+        return self._post(f"/v1/alerts/{alert_id}/acknowledge", {"reason": reason})
+
+    # The line itself
+
+    def get(self, path: str, **query: Any) -> Any:
+        """Any read; a query of None is left out."""
+        return self._call("GET", path, params={key: value for key, value in query.items() if value is not None})
+
+    def _post(self, path: str, body: Mapping[str, Any], traceparent: str | None = None) -> Json:
+        headers = {"traceparent": traceparent} if traceparent else {}
+        return _document(self._call("POST", path, json=body, headers=headers))
+
+    def _call(self, method: str, path: str, **how: Any) -> Any:
+        try:
+            answer = self._http.request(method, path, **how)
+        except httpx.HTTPError as error:
+            raise Unreachable(
+                "unreachable",
+                f"No control plane answers at {self.url} ({type(error).__name__}).",
+                "Start one with `kvdeck up`, or name yours with --url or KVDECK_URL.",
+            ) from error
+        if answer.status_code >= 400:
+            raise _error_of(answer)
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise Unreachable(
+                "no_json", f"What answers at {self.url} is no kvdeck control plane.", "Check --url or KVDECK_URL."
+            ) from error
+
+
+def _error_of(answer: httpx.Response) -> ControlPlaneError:
+    kind = BY_STATUS.get(answer.status_code, ControlPlaneError)
+    try:
+        said = answer.json()["error"]
+        return kind(str(said["code"]), str(said["message"]), str(said.get("hint", "")))
+    except (ValueError, KeyError, TypeError):
+        message = f"The control plane answered {answer.status_code} and nothing we understand."
+        return kind(f"http_{answer.status_code}", message, "Check --url, and the server's log.")
+
+
+def _document(body: Any) -> Json:
+    if not isinstance(body, dict):
+        raise Unreachable("no_document", "The answer has not the shape we expect.", "Check that versions match.")
+    return body
