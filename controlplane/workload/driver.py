@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from engine import CacheEngine
     from engine.integrations.synthetic import SyntheticModel
 
-IDLE_TICK_S = 0.25
+TICK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +29,14 @@ class DriverConfig:
 
     `inflight` leases stay open while later requests start, as in a running batch. `verify` compares every byte loaded.
     `speed` 1.0 keeps the requests' own times, 10 is ten times faster, None as fast as possible. `restore_deadline_s`
-    is what a restore may take.
+    is what a restore may take. `ticks` does the engine's housekeeping here; not where an agent does it.
     """
 
     verify: bool = True
     inflight: int = 0
     speed: float | None = None
     restore_deadline_s: float = 0.2
+    ticks: bool = True
 
 
 @dataclass(slots=True)
@@ -71,6 +72,7 @@ class Driver:
         self._on_request = on_request
         self._clock = clock
         self._running: deque[_Running] = deque()
+        self._next_tick = clock()
 
     def run(self, requests: Iterable[Request]) -> Report:
         """Feed `requests` until they end, raise, or `stop` is set; open leases are finished, or released on stop.
@@ -83,6 +85,7 @@ class Driver:
                 self._wait_until(started, request)
                 if self._stop.is_set():
                     break
+                self._tick()
                 self._start(request)
                 while len(self._running) > self._config.inflight:
                     self._finish(self._running.popleft())
@@ -98,7 +101,12 @@ class Driver:
         if self._config.speed is None:
             return
         due = started + request.at_s / self._config.speed
-        while (left := due - self._clock()) > 0 and not self._stop.wait(min(left, IDLE_TICK_S)):
+        while (left := due - self._clock()) > 0 and not self._stop.wait(min(left, TICK_S)):
+            self._tick()
+
+    def _tick(self) -> None:
+        if self._config.ticks and self._clock() >= self._next_tick:
+            self._next_tick = self._clock() + TICK_S
             self._engine.tick()
 
     def _start(self, request: Request) -> None:

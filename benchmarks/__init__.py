@@ -1,0 +1,1 @@
+"""Measurements, one command each; every one prints a table and, on request, JSON. Never part of the tests."""

@@ -1,0 +1,231 @@
+"""The cost of deciding, without bytes: acquire, five validations, lease, commit and release, beside the peers.
+
+    python -m benchmarks.bookkeeping --trace TRACE [--requests 3000] [--peers DIR --peer-python PATH]
+
+Requests are fed as the peers' drivers feed them: prompts cut to whole pages, 16 leases open while later requests
+start, and only the time inside the cache counts. Each run has a process of its own; runs are interleaved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Contender, machine, median_of, percentile_us, print_table, ratio_of, run_interleaved
+
+SPEC = "bench-full-swa"
+OURS = {"spans": "kvdeck, spans on", "plain": "kvdeck, spans off", "match": "kvdeck, index match only"}
+PEER_CACHES = {"unified-swa": "SGLang unified tree, full + SWA", "unified": "SGLang unified tree, full only"}
+HOW_TO_PEERS = """\
+No peer was run. To compare with SGLang in the same run, make it a virtual environment outside the repository
+(the driver's README lists the packages; no GPU needed) and pass
+    --peers FOLDER_OF_bench_sglang.py --peer-python THAT_ENVIRONMENT/bin/python"""
+
+
+class CountingProcessor:
+    """A span processor that counts and forgets: the engine's own side of telemetry, without an exporter's."""
+
+    def __init__(self) -> None:
+        self.spans = 0
+
+    def on_start(self, span: object, parent_context: object = None) -> None: ...
+
+    def _on_ending(self, span: object) -> None: ...
+
+    def on_end(self, span: object) -> None:
+        self.spans += 1
+
+    def shutdown(self) -> None: ...
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return True
+
+
+def prompts(trace: Path, count: int, page_tokens: int) -> Any:
+    """The trace's prompts, int32 arrays cut to whole pages, as the peers cut them."""
+    from controlplane.workload.traces import Trace
+
+    records = Trace(trace)
+    for _, record in zip(range(count), records, strict=False):
+        tokens = records.tokens_of(record)
+        yield tokens[: len(tokens) // page_tokens * page_tokens]
+
+
+def run_worker(a: argparse.Namespace) -> dict[str, Any]:
+    """One run of our engine in this process: busy seconds by call, and what was found."""
+    from engine import CacheEngine, EngineConfig, preset
+    from engine.model.objects import bytes_per_token
+
+    spec = preset(SPEC)
+    counter = CountingProcessor()
+    config = EngineConfig(
+        gpu_bytes=int(a.pool_tokens * bytes_per_token(spec) * (1 + a.checkpoint_share)),
+        materialise=False,
+        codec="none",
+        engine_id="bench",
+    )
+    engine = CacheEngine(spec, config, span_processors=[counter] if a.worker == "spans" else [])
+    try:
+        timed = _feed(engine, prompts(a.trace, a.requests, spec.page_tokens), a.inflight, a.worker == "match")
+        violations = engine.check()
+    finally:
+        engine.close()
+    return timed | {"spans": counter.spans, "violations": violations}
+
+
+def _feed(engine: Any, requests: Any, inflight: int, time_match: bool) -> dict[str, Any]:
+    clock = time.perf_counter
+    seconds: dict[str, list[float]] = {"match": [], "acquire": [], "commit": [], "release": []}
+    tokens_of = {"prompt": 0, "lcp": 0, "usable": 0, "replay": 0}
+    live: deque[Any] = deque()
+
+    def finish() -> None:
+        tokens, lease = live.popleft()
+        t0 = clock()
+        engine.commit(tokens, None, lease=lease, checkpoints=[*lease.checkpoint_hints])
+        t1 = clock()
+        lease.release()
+        seconds["commit"].append(t1 - t0)
+        seconds["release"].append(clock() - t1)
+
+    for tokens in requests:
+        if time_match:  # a run of its own: it would warm the tree for `acquire`
+            t0 = clock()
+            engine.index.match("default", tokens.tobytes())
+            seconds["match"].append(clock() - t0)
+        t0 = clock()
+        lease = engine.acquire(tokens)
+        seconds["acquire"].append(clock() - t0)
+        tokens_of["prompt"] += len(tokens)
+        tokens_of["lcp"] += lease.lcp_tokens
+        tokens_of["usable"] += lease.usable_tokens
+        tokens_of["replay"] += lease.replay_tokens
+        live.append((tokens, lease))
+        if len(live) > inflight:
+            finish()
+    while live:
+        finish()
+    return _summary(seconds, tokens_of)
+
+
+def _summary(seconds: dict[str, list[float]], tokens_of: dict[str, int]) -> dict[str, Any]:
+    busy = sum(sum(seconds[k]) for k in ("acquire", "commit", "release"))
+    prompt = max(1, tokens_of["prompt"])
+    summary: dict[str, Any] = {
+        "requests": len(seconds["acquire"]),
+        "prompt_tokens": tokens_of["prompt"],
+        "req_per_s": len(seconds["acquire"]) / busy,
+        "lcp_hit_rate": tokens_of["lcp"] / prompt,
+        "usable_hit_rate": tokens_of["usable"] / prompt,
+        "net_hit_rate": (tokens_of["usable"] - tokens_of["replay"]) / prompt,
+    }
+    for call, values in seconds.items():
+        if values:
+            summary |= {f"{call}_p50_us": percentile_us(values, 0.5), f"{call}_p99_us": percentile_us(values, 0.99)}
+    return summary
+
+
+def contenders(a: argparse.Namespace) -> list[Contender]:
+    """Ours in three ways, then every peer that can be run."""
+    shared = ("--requests", str(a.requests), "--pool-tokens", str(a.pool_tokens), "--inflight", str(a.inflight))
+    shared = (*shared, "--trace", str(a.trace.resolve()))
+    ours = [
+        Contender(
+            name=name,
+            command=(
+                *(sys.executable, "-m", "benchmarks.bookkeeping", "--worker", kind, *shared),
+                *("--checkpoint-share", str(a.checkpoint_share)),
+            ),
+        )
+        for kind, name in OURS.items()
+    ]
+    if a.peers is None or a.peer_python is None:
+        return ours
+    driver = str((a.peers / "bench_sglang.py").resolve())
+    # absolute(), not resolve(): an environment's python is a link, and must be called by its own path.
+    python = str(a.peer_python.absolute())
+    return ours + [
+        Contender(name=name, command=(python, driver, "--cache", cache, "--page-size", "64", *shared))
+        for cache, name in PEER_CACHES.items()
+    ]
+
+
+def report(a: argparse.Namespace, results: dict[str, list[dict[str, Any]]]) -> None:
+    """Print the table: medians over rounds, and our requests/s over each peer's, pair by pair."""
+    peers = [name for name in PEER_CACHES.values() if name in results]
+
+    def number(value: float) -> str:
+        return f"{value:,.1f}"
+
+    def share(value: float) -> str:
+        return f"{value:.2%}"
+
+    columns = [("run", str), ("requests/s", lambda v: f"{v:,.0f}")]
+    keys = ["req_per_s"]
+    for title, key in (
+        ("acquire p50 us", "acquire_p50_us"),
+        ("p99", "acquire_p99_us"),
+        ("match p50 us", "match_p50_us"),
+    ):
+        columns.append((title, number))
+        keys.append(key)
+    columns.append(("p99", number))
+    keys.append("match_p99_us")
+    for title, key in (("hit lcp", "lcp_hit_rate"), ("usable", "usable_hit_rate"), ("net of replay", "net_hit_rate")):
+        columns.append((title, share))
+        keys.append(key)
+    columns += [(f"x {PEER_SHORT[name]}", lambda v: f"{v:.2f}") for name in peers]
+    rows = []
+    for name, runs in results.items():
+        values = [median_of(runs, key) for key in keys]
+        if name in peers:  # a peer's one hit rate is tokens it would serve: its usable one
+            values[keys.index("usable_hit_rate")] = median_of(runs, "hit_rate")
+        rows.append([name, *values, *(ratio_of(runs, results[peer], "req_per_s") for peer in peers)])
+    title = f"bookkeeping: {a.trace.name}, {a.requests:,} requests, page 64, {a.pool_tokens:,}-token pool, {SPEC}"
+    print_table(f"{title}, median of {a.rounds} ({machine()})", columns, rows)
+    for name, runs in results.items():
+        for violation in {v for r in runs for v in r.get("violations", [])}:
+            print(f"BROKEN INVARIANT in {name}: {violation}")
+    if not peers:
+        print(f"\n{HOW_TO_PEERS}")
+
+
+PEER_SHORT = {PEER_CACHES["unified-swa"]: "SGLang SWA", PEER_CACHES["unified"]: "SGLang full"}
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The command line; `--worker` is how a run is started in a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", type=Path, required=True, help="a Mooncake or Qwen-Bailian JSONL trace")
+    parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--pool-tokens", type=int, default=2_000_000)
+    parser.add_argument("--checkpoint-share", type=float, default=0.25, help="memory for checkpoints, of the pool's")
+    parser.add_argument("--inflight", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peers", type=Path, help="folder of bench_sglang.py")
+    parser.add_argument("--peer-python", type=Path, help="python of the peers' environment")
+    parser.add_argument("--json", action="store_true", help="print every run as JSON instead of the table")
+    parser.add_argument("--worker", choices=list(OURS), help=argparse.SUPPRESS)
+    return parser
+
+
+def main() -> None:
+    """Run everything, or, as a worker, one run."""
+    a = arguments().parse_args()
+    if a.worker:
+        print(json.dumps(run_worker(a)))
+        return
+    results = run_interleaved(contenders(a), a.rounds)
+    if a.json:
+        print(json.dumps(results, indent=2))
+    else:
+        report(a, results)
+
+
+if __name__ == "__main__":
+    main()
