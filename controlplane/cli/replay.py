@@ -1,4 +1,4 @@
-"""`kvdeck replay`: a recorded trace through a real engine, every loaded byte compared with the truth."""
+"""`kvdeck replay`: a trace, or the built-in workload, through a real engine; every loaded byte is verified."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ INTERRUPTED = 130  # what a shell expects of a program that Ctrl-C ended
 
 
 def replay(
-    trace: Annotated[Path, typer.Argument(help="A Mooncake or Qwen-Bailian JSONL trace.")],
+    trace: Annotated[
+        Path | None, typer.Argument(help="A Mooncake or Qwen-Bailian JSONL trace; without it, the built-in workload.")
+    ] = None,
     spec: Annotated[str, typer.Option(help="Model preset; `kvdeck spec` lists them.")] = "small-deepseek-v4",
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many requests.")] = None,
     speed: Annotated[
@@ -30,10 +32,10 @@ def replay(
     ] = None,
     inflight: Annotated[int, typer.Option(min=0, help="Leases held while later requests start.")] = 0,
     verify: Annotated[bool, typer.Option(help="Compare every loaded byte with the truth.")] = True,
-    namespace: Annotated[str, typer.Option(help="Namespace of the requests.")] = "default",
-    gpu_mib: Annotated[int, typer.Option(min=1, help="GPU tier (host memory on --device cpu).")] = 64,
-    host_mib: Annotated[int, typer.Option(min=0, help="Host tier; 0 leaves it out.")] = 128,
-    disk_mib: Annotated[int, typer.Option(min=0, help="Disk tier; 0 leaves it out.")] = 768,
+    namespace: Annotated[str, typer.Option(help="Namespace of a trace's requests.")] = "default",
+    gpu_mib: Annotated[int, typer.Option(min=1, help="GPU tier (host memory on --device cpu).")] = 48,
+    host_mib: Annotated[int, typer.Option(min=0, help="Host tier; 0 leaves it out.")] = 96,
+    disk_mib: Annotated[int, typer.Option(min=0, help="Disk tier; 0 leaves it out.")] = 384,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the disk tier; a temporary one without it.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     codec: Annotated[str, typer.Option(help="none, lossless or int8.")] = "lossless",
@@ -44,7 +46,7 @@ def replay(
     materialise: Annotated[bool, typer.Option(help="Keep real bytes; without, bookkeeping only.")] = True,
     block_tokens: Annotated[int | None, typer.Option(min=2, help="Tokens a hash id; guessed without it.")] = None,
     time_unit: Annotated[str | None, typer.Option(help="ms or s; guessed without it.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the synthetic bytes.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the synthetic bytes and of the built-in workload.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Replay a trace and report hits, misses with their reasons, and wrong bytes (there must be none).
