@@ -16,7 +16,7 @@ TIMEOUT_SECONDS = 3.0
 
 
 def post_changes(url: str, changes: Sequence[Change]) -> int:
-    """Posts each change once; a receiver that is down costs a timeout and a line in the log. Returns the number sent."""
+    """Posts each change once; a receiver that is down costs a timeout and a log line. Returns the number sent."""
     sent = 0
     for change in changes if url else ():
         try:

@@ -1,0 +1,144 @@
+"""What every verb shares: its options, the line to the control plane, and how results are shown."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+from rich.table import Table
+
+from controlplane.api.client import ControlPlaneClient
+from controlplane.cli.exits import OUT, CliError, Exit
+from controlplane.settings import Settings
+
+DEFAULT_DATA_DIR = Path("var")
+DEFAULT_URL = "http://127.0.0.1:8410"
+OPERATOR_TOKEN = "operator.token"
+
+Url = Annotated[str, typer.Option("--url", envvar="KVDECK_URL", help="The control plane.")]
+TokenOption = Annotated[
+    str,
+    typer.Option(
+        "--token", envvar="KVDECK_TOKEN", show_default=False, help="Default: the file that `kvdeck up` wrote."
+    ),
+]
+DataDir = Annotated[Path, typer.Option("--data-dir", envvar="KVDECK_DATA_DIR", help="Where `kvdeck up` keeps all.")]
+AsJson = Annotated[bool, typer.Option("--json", help="The answer as JSON, for scripts.")]
+EngineOption = Annotated[
+    str, typer.Option("--engine", "-e", help="The engine's id; may be left out while there is only one.")
+]
+Reason = Annotated[str, typer.Option("--reason", "-m", help="Why; it goes into the audit.")]
+
+
+def connect(url: str, token: str, data_dir: Path) -> ControlPlaneClient:
+    """A client with the token given, or with the one `kvdeck up` left in the data folder of this machine."""
+    if not token and _is_loopback(url):
+        # Only ever sent to this machine: the file is this machine's operator's, not every server's.
+        token = read_token(data_dir / OPERATOR_TOKEN)
+    return ControlPlaneClient(url, token or None)
+
+
+def read_token(path: Path) -> str:
+    """The secret in a token file; empty when there is none to read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def settings_for(data_dir: Path, **chosen: Any) -> Settings:
+    """The settings of the environment with this data folder and what was chosen on the command line."""
+    variables = {f"KVDECK_{name.upper()}": str(value) for name, value in chosen.items() if value is not None}
+    return Settings.from_environment({**os.environ, "KVDECK_DATA_DIR": str(data_dir.absolute()), **variables})
+
+
+def choose_engine(client: ControlPlaneClient, named: str) -> str:
+    """The engine named, or the only one there is. Raises CliError when it is not clear."""
+    if named:
+        return named
+    engines = [engine["id"] for engine in client.engines()]
+    if len(engines) == 1:
+        return str(engines[0])
+    if not engines:
+        raise CliError("No engine has registered yet.", "Start one with `kvdeck engine`.", Exit.NOT_FOUND)
+    raise CliError(f"There are {len(engines)} engines.", f"Name one: --engine {'|'.join(engines)}.", Exit.USAGE)
+
+
+def show_json(body: Any) -> None:
+    """A result for scripts."""
+    typer.echo(json.dumps(body, indent=2, ensure_ascii=False))
+
+
+def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A result for people."""
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    count = 0
+    for row in rows:
+        table.add_row(*(as_text(cell) for cell in row))
+        count += 1
+    if count:
+        OUT.print(table)
+    else:
+        OUT.print(f"{title}: none")
+
+
+def as_text(cell: Any) -> str:
+    """A cell as a person reads it."""
+    if cell is None:
+        return "-"
+    if isinstance(cell, bool):
+        return "yes" if cell else ""
+    if isinstance(cell, float):
+        return f"{cell:.3g}"
+    return str(cell).replace("[", "\\[")
+
+
+def as_bytes(count: int | None) -> str:
+    """Bytes in binary units."""
+    if count is None:
+        return "-"
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024 or unit == "TiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return "-"
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes as a person types them: 512, 64MiB, 1.5G. Raises CliError."""
+    units = {"": 1, "B": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+    number = text.strip().rstrip("iIbB" if text.strip()[-1:] in "iIbB" else "")
+    unit = number[-1:].upper() if number[-1:].isalpha() else ""
+    digits = number[: len(number) - len(unit)].strip()
+    try:
+        return int(float(digits) * units[unit])
+    except (ValueError, KeyError):
+        raise CliError(f"{text!r} is no number of bytes.", "Write 1073741824, 64MiB or 1.5G.", Exit.USAGE) from None
+
+
+def parse_seconds(text: str) -> int:
+    """A span of time as a person types it: 90, 90s, 15m, 2h, 1d. Raises CliError."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+    unit = text[-1:].lower()
+    digits = text[:-1] if unit in units else text
+    try:
+        return int(float(digits) * units.get(unit, 1))
+    except ValueError:
+        raise CliError(f"{text!r} is no span of time.", "Write 90s, 15m, 2h or 1d.", Exit.USAGE) from None
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,155 @@
+"""Verbs that look: status, prefixes, explain."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from controlplane.api.client import ControlPlaneClient
+from controlplane.cli.context import (
+    DEFAULT_DATA_DIR,
+    DEFAULT_URL,
+    AsJson,
+    DataDir,
+    EngineOption,
+    TokenOption,
+    Url,
+    as_bytes,
+    choose_engine,
+    connect,
+    show_json,
+    show_table,
+)
+from controlplane.cli.exits import OUT, CliError, Exit
+
+SHOWN_VERSIONS = 20
+FULL_ID = 32
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the verbs."""
+    app.command()(status)
+    app.command()(prefixes)
+    app.command()(explain)
+
+
+def status(
+    url: Url = DEFAULT_URL, token: TokenOption = "", data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False
+) -> None:
+    """Engines, what they run, and what needs attention."""
+    with connect(url, token, data_dir) as client:
+        engines, overview, alerts = client.engines(), client.overview(), client.alerts(state=["firing"])
+    if as_json:
+        show_json({"engines": engines, "overview": overview, "firing": alerts})
+        return
+    columns = ("engine", "health", "sync", "model", "mode", "prefixes", "gpu live", "usable", "last seen")
+    show_table("Engines", columns, (_engine_row(engine) for engine in engines))
+    show_table("Firing alerts", ("id", "rule", "engine", "summary", "acknowledged"), (_alert_row(a) for a in alerts))
+    for engine in engines:
+        if engine["observed"].get("error"):
+            OUT.print(f"{engine['id']} refused: {engine['observed']['error']}", markup=False)
+
+
+def _engine_row(engine: dict[str, Any]) -> tuple[Any, ...]:
+    stats = engine["stats"]
+    prompt, usable = stats.get("prompt_tokens", 0), stats.get("usable_tokens", 0)
+    return (
+        engine["id"],
+        engine["health"],
+        engine["sync"],
+        engine["model"],
+        engine["observed"].get("mode"),
+        sum(stats.get("prefixes", {}).values()),
+        as_bytes(stats.get("tiers", {}).get("gpu", {}).get("live_bytes")),
+        f"{usable / prompt:.1%}" if prompt else "-",
+        f"{engine['last_seen_seconds']:.0f} s ago",
+    )
+
+
+def _alert_row(alert: dict[str, Any]) -> tuple[Any, ...]:
+    return alert["id"], alert["rule"], alert["engine_id"], alert["summary"], alert["acknowledged_by"]
+
+
+def prefixes(
+    engine: EngineOption = "",
+    state: Annotated[str, typer.Option(help="FULL, COMPRESSED, PARTIAL_OFFLOAD, QUARANTINED, EVICTED...")] = "",
+    namespace: Annotated[str, typer.Option(help="Only this namespace.")] = "",
+    search: Annotated[str, typer.Option(help="The beginning of an id.")] = "",
+    order: Annotated[str, typer.Option(help="served, or what the API offers.")] = "served",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many.")] = 20,
+    url: Url = DEFAULT_URL,
+    token: TokenOption = "",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """Prefixes, those that served most first."""
+    with connect(url, token, data_dir) as client:
+        page = client.prefixes(
+            engine=engine or None,
+            state=state or None,
+            namespace=namespace or None,
+            search=search or None,
+            order=order,
+            limit=limit,
+        )
+    if as_json:
+        show_json(page)
+        return
+    columns = ("prefix", "engine", "state", "v", "tokens", "gpu", "host", "disk", "served", "pinned", "namespace")
+    show_table(f"Prefixes ({len(page['rows'])} of {page['total']})", columns, (_prefix_row(p) for p in page["rows"]))
+
+
+def _prefix_row(prefix: dict[str, Any]) -> tuple[Any, ...]:
+    held = (as_bytes(prefix["gpu_bytes"]), as_bytes(prefix["host_bytes"]), as_bytes(prefix["disk_bytes"]))
+    names = (prefix["prefix_id"], prefix["engine_id"], prefix["state"], prefix["version"], prefix["tokens"])
+    return (*names, *held, prefix["tokens_served"], prefix["pinned"], prefix["namespace"])
+
+
+def explain(
+    prefix_id: Annotated[str, typer.Argument(help="A prefix's id, or its first letters.")],
+    engine: EngineOption = "",
+    url: Url = DEFAULT_URL,
+    token: TokenOption = "",
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    as_json: AsJson = False,
+) -> None:
+    """One prefix: what it is now, how it came to be so, and which validations failed on it."""
+    with connect(url, token, data_dir) as client:
+        where = choose_engine(client, engine)
+        detail = client.prefix(where, full_id(client, where, prefix_id))
+    if as_json:
+        show_json(detail)
+        return
+    now = detail["now"]
+    OUT.print(f"[bold]{now['prefix_id']}[/] is {now['state']}, version {now['version']}, on {where}")
+    OUT.print(f"  {now['tokens']} tokens, served {now['tokens_served']} in {now['requests_served']} requests")
+    held = ", ".join(f"{tier} {as_bytes(now[f'{tier}_bytes'])}" for tier in ("gpu", "host", "disk"))
+    OUT.print(f"  holds {held}{', pinned' if now['pinned'] else ''}")
+    versions = detail["versions"][:SHOWN_VERSIONS]
+    columns = ("v", "at", "from", "to", "cause", "reason", "moved", "trace")
+    show_table("Versions, newest first", columns, (_version_row(version) for version in versions))
+    failures = detail["failures"]
+    show_table("Failed validations", ("at", "validation", "object", "reason", "boundary"), map(_failure_row, failures))
+
+
+def _version_row(version: dict[str, Any]) -> tuple[Any, ...]:
+    step = (version["version"], version["at"], version["state_from"], version["state_to"])
+    return (*step, version["cause"], version["reason"], as_bytes(version["bytes_moved"]), version["trace_id"])
+
+
+def _failure_row(failure: dict[str, Any]) -> tuple[Any, ...]:
+    return failure["at"], failure["validation"], failure["object_kind"], failure["reason"], failure["boundary"]
+
+
+def full_id(client: ControlPlaneClient, engine: str, start: str) -> str:
+    """The whole id of the one prefix that begins so. Raises CliError when there is none, or more than one."""
+    if len(start) == FULL_ID:
+        return start
+    rows = client.prefixes(engine=engine, search=start, limit=10)["rows"]
+    found = sorted({row["prefix_id"] for row in rows if row["prefix_id"].startswith(start)})
+    if len(found) == 1:
+        return str(found[0])
+    if not found:
+        raise CliError(f"No prefix on {engine} begins with {start!r}.", "`kvdeck prefixes` lists them.", Exit.NOT_FOUND)
+    raise CliError(f"{len(found)} prefixes begin with {start!r}.", f"Give more of it: {found[0]}.", Exit.USAGE)

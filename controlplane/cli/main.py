@@ -1,0 +1,49 @@
+"""`kvdeck`: the command line. Each module adds its verbs; errors of our tree end as a sentence and an exit code."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import typer
+
+from controlplane.cli import act, alert, engine_host, look, policy, replay, serve, spec, steer, token, up
+from controlplane.cli.exits import Exit, exit_code_of, show_error
+from controlplane.errors import ControlPlaneError
+
+app = typer.Typer(
+    name="kvdeck",
+    help="The operator's deck for prefix KV caches of hybrid-attention models. Begin with `kvdeck up`.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for module in (up, serve, look, act, steer, policy, alert, token):
+    module.register(app)
+app.command("engine")(engine_host.engine)
+app.command("replay")(replay.replay)
+app.command("spec")(spec.spec)
+
+
+def main() -> None:
+    """Runs the command line and ends the process with one of `Exit`."""
+    try:
+        code = app(standalone_mode=False)
+    except ControlPlaneError as error:
+        show_error(error)
+        sys.exit(exit_code_of(error))
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(Exit.FAILED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else Exit.OK)
+
+
+if __name__ == "__main__":
+    main()
