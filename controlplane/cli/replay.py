@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from controlplane.cli.exits import CliError, Exit, show_error
+
 if TYPE_CHECKING:
     from controlplane.workload.driver import DriverConfig
     from controlplane.workload.replay import ReplayConfig, ReplayResult
     from controlplane.workload.report import Report
 
-INTERRUPTED = 130  # what a shell expects of a program that Ctrl-C ended
+INTERRUPTED = 130  # what a shell expects of a program that Ctrl-C ended; `main` uses the same
 
 
 def replay(
@@ -81,7 +83,7 @@ def replay(
     typer.echo(json.dumps(result.as_dict(), indent=2)) if as_json else _print_table(result)
     _say_what_went_wrong(result)
     if result.failed:
-        raise typer.Exit(1)
+        raise typer.Exit(Exit.FAILED)
     if result.interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -95,11 +97,11 @@ def _run(config: ReplayConfig, driving: DriverConfig) -> ReplayResult:
         with _stop_on_interrupt() as stop, _progress(config.limit) as on_request:
             return run_replay(config, driving, stop=stop, on_request=on_request)
     except ControlPlaneError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
+        show_error(error)
+        raise typer.Exit(Exit.FAILED) from None
     except EngineError as error:
-        typer.echo(f"{error} (error code {error.code})", err=True)
-        raise typer.Exit(2) from None
+        show_error(CliError(str(error)))
+        raise typer.Exit(Exit.USAGE) from None
 
 
 @contextmanager
@@ -160,7 +162,7 @@ def _print_table(result: ReplayResult) -> None:
 def _say_what_went_wrong(result: ReplayResult) -> None:
     report = result.report
     if result.error is not None:
-        typer.echo(f"The trace ended early. {result.error}", err=True)
+        show_error(result.error)
     for violation in result.engine["violations"]:
         typer.echo(f"BROKEN INVARIANT: {violation}", err=True)
     if report.wrong_bytes:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from controlplane.cli.exits import CliError, Exit, show_error
+
 if TYPE_CHECKING:
     from engine.model.spec import ModelSpec, Part
 
@@ -27,8 +29,8 @@ def spec(
     try:
         description = description_of(preset(name))
     except SpecError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from None
+        show_error(CliError(str(error)))
+        raise typer.Exit(Exit.USAGE) from None
     _print_json(description) if as_json else _print_preset(description)
 
 

@@ -1,0 +1,132 @@
+"""`kvdeck engine`: an inference process without the model: engine, exporters, agent, and a workload that is verified."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from controlplane.cli.context import DEFAULT_DATA_DIR
+from controlplane.cli.exits import ERR, CliError, Exit, show_error
+
+if TYPE_CHECKING:
+    from engine import CacheEngine
+
+MIB = 1 << 20
+DEFAULT_FOLDER = DEFAULT_DATA_DIR / "engine"  # where `kvdeck up` puts its own
+
+
+class Workload(StrEnum):
+    """What the process does by itself."""
+
+    GENERATED = "generated"  # shared prompts, chats and agent loops, for ever
+    NONE = "none"  # nothing; it waits for commands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostConfig:
+    """Everything the host process needs; sizes in MiB, `rate_per_s` in requests a second."""
+
+    engine_id: str
+    url: str
+    token: str
+    data_dir: Path
+    spec: str
+    device: str
+    gpu_mib: int
+    host_mib: int
+    disk_mib: int
+    codec: str
+    workload: Workload
+    rate_per_s: float
+    seed: int
+
+
+def engine(
+    engine_id: Annotated[str, typer.Option("--id", help="Name of this engine, the same over restarts.")] = "local",
+    url: Annotated[
+        str, typer.Option(envvar="KVDECK_URL", help="The control plane; without it the engine runs by itself.")
+    ] = "",
+    token: Annotated[
+        str, typer.Option(envvar="KVDECK_ENGINE_TOKEN", help="Token of role engine; better in the variable.")
+    ] = "",
+    data_dir: Annotated[
+        Path, typer.Option(help="Folder of the disk tier and of what the agent remembers; one engine a folder.")
+    ] = DEFAULT_FOLDER,
+    spec: Annotated[str, typer.Option(help="Model preset; `kvdeck spec` lists them.")] = "small-deepseek-v4",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    gpu_mib: Annotated[int, typer.Option(min=1, help="GPU tier (host memory on --device cpu).")] = 32,
+    host_mib: Annotated[int, typer.Option(min=0, help="Host tier; 0 leaves it out.")] = 64,
+    disk_mib: Annotated[int, typer.Option(min=0, help="Disk tier; 0 leaves it out.")] = 256,
+    codec: Annotated[str, typer.Option(help="none, lossless or int8.")] = "lossless",
+    workload: Annotated[Workload, typer.Option(help="What it runs by itself.")] = Workload.GENERATED,
+    rate: Annotated[float, typer.Option(min=0.01, help="Requests a second of the generated workload.")] = 8.0,
+    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
+) -> None:
+    """Run one engine host until SIGTERM or Ctrl-C. Prefixes on disk are kept for the next start.
+
+    Every byte that a request loads is compared with the truth; wrong bytes show in the engine's stats.
+    """
+    from engine.errors import EngineError
+
+    config = HostConfig(
+        engine_id=engine_id,
+        url=url,
+        token=token,
+        data_dir=data_dir,
+        spec=spec,
+        device=device,
+        gpu_mib=gpu_mib,
+        host_mib=host_mib,
+        disk_mib=disk_mib,
+        codec=codec,
+        workload=workload,
+        rate_per_s=rate,
+        seed=seed,
+    )
+    try:
+        run_host(config)
+    except EngineError as error:
+        show_error(CliError(str(error)))
+        raise typer.Exit(Exit.USAGE) from None
+
+
+def run_host(config: HostConfig) -> None:
+    """Build the parts, run until told to stop, and take them down in the order that loses nothing.
+
+    The agent first (no new commands), then the engine (its last transitions are spans), then the exporters.
+    """
+    with _stop_on_signals() as stop, ExitStack() as parts:
+        engine = _start_engine(config, parts)
+        if config.url:
+            _start_agent(config, engine, parts)
+        ERR.print(f"engine {engine.id} serves {config.spec}; its folder is {config.data_dir}", markup=False)
+        if config.workload is Workload.NONE:
+            _idle(engine, stop, ticks=not config.url)
+        else:
+            _run_workload(config, engine, stop)
+    ERR.print(f"engine {config.engine_id} has stopped; prefixes on disk are kept", markup=False)
+
+
+@contextmanager
+def _stop_on_signals() -> Iterator[threading.Event]:
+    """SIGTERM and SIGINT ask for a clean stop; the handlers of before come back at the end."""
+    stop = threading.Event()
+
+    def ask(_signal: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
