@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
+_NEAR = 16
+"""Almost always one of the first few may leave, so that many are copied before the rest are looked at."""
 
 
 class LeastRecentlyUsed(Generic[K]):
@@ -35,15 +38,7 @@ class LeastRecentlyUsed(Generic[K]):
 
         Keys that may not leave now (leased, pinned) keep their place. The order may change between items.
         """
-        for key in _first(self._order, look_at):
-            if key in self._order and may_leave(key):
-                yield key
-
-
-def _first(keys: Iterable[K], n: int) -> list[K]:
-    found = []
-    for key in keys:
-        if len(found) >= n:
-            break
-        found.append(key)
-    return found
+        for first, last in ((0, _NEAR), (_NEAR, look_at)):
+            for key in list(islice(self._order, first, last)):
+                if key in self._order and may_leave(key):
+                    yield key

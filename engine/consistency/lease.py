@@ -10,23 +10,13 @@ from engine.clock import NS_PER_S, Clock
 from engine.consistency.prefix import PrefixRecord
 from engine.errors import LeaseExpired
 from engine.index.node import Node
-from engine.memory.arena import Pointer
-from engine.memory.checksum import PageSums
-from engine.memory.codec import CodecMeta
+from engine.memory.holding import Bound
 from engine.model.objects import ObjectKind
 
 if TYPE_CHECKING:
     import torch
 
     from engine.memory.state import LoadedState
-
-
-class Bound(NamedTuple):
-    """Pages of one object kind as they were at the pin: where, in which form, and their checksums if they had any."""
-
-    pointer: Pointer
-    meta: CodecMeta
-    sums: PageSums | None
 
 
 class Explanation(NamedTuple):

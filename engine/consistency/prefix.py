@@ -161,10 +161,8 @@ class PrefixRecord:
 
 
 def _tier_bytes(holding: Holding, tier: Tier) -> int:
-    if tier is Tier.DISK:
-        return holding.disk.n_pages * holding.disk.page_bytes if holding.disk else 0
-    copy = holding.gpu if tier is Tier.GPU else holding.host
-    return 0 if copy is None else len(copy.slots) * holding.page_bytes
+    copy = {Tier.GPU: holding.gpu, Tier.HOST: holding.host, Tier.DISK: holding.disk}[tier]
+    return 0 if copy is None else copy.total_bytes
 
 
 def _tiers_of(checkpoint: Checkpoint) -> list[str]:

@@ -152,6 +152,9 @@ class Arena:
         cls.give(slots)
         self.live_bytes -= len(slots) * cls.slot_bytes
 
+    def slot_bytes(self, page_class: str) -> int:
+        return self._classes[page_class].slot_bytes
+
     def room(self, page_class: str) -> int:
         """Slots of this class that could be taken now without evicting anything."""
         cls = self._classes[page_class]

@@ -33,7 +33,6 @@ class DiskFile:
     n_pages: int
     live_pages: int
     generation: int = 0
-    open_reads: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,25 +132,26 @@ class DiskTier:
 
     # -- removing ---------------------------------------------------------------------------------------------------
 
-    def drop(self, file: DiskFile) -> None:
-        """Forget and delete a file nobody refers to any more."""
-        self._forget(file)
+    def forget(self, file: DiskFile) -> None:
+        """Take a file out of the books; `unlink` deletes it later, outside the engine lock.
+
+        A crash between the two leaves a good file that the next start adopts again.
+        """
+        if self.files.pop(file.name, None) is not None:
+            file.generation += 1
+            self.used_bytes -= file.file_bytes
+
+    def unlink(self, file: DiskFile) -> None:
         self.path(file).unlink(missing_ok=True)
 
     def quarantine(self, file: DiskFile) -> None:
-        """Move a damaged file aside for inspection; the oldest ones go when there are too many."""
-        self._forget(file)
+        """Move a damaged, forgotten file aside for inspection; the oldest ones go when there are too many."""
         path = self.path(file)
         if path.exists():
             os.rename(path, self._quarantine / file.name)
         kept = sorted(self._quarantine.iterdir(), key=lambda p: p.stat().st_mtime_ns)
         for old in kept[:-QUARANTINE_FILES]:
             old.unlink(missing_ok=True)
-
-    def _forget(self, file: DiskFile) -> None:
-        if self.files.pop(file.name, None) is not None:
-            file.generation += 1
-            self.used_bytes -= file.file_bytes
 
     def record(self, file: DiskFile) -> None:
         """Count a published file as there; its bytes were reserved before."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
-from engine.memory.arena import Slots
+from engine.memory.arena import Pointer, Slots
 from engine.memory.checksum import PageSums
 from engine.memory.codec import NATIVE, CodecMeta
 from engine.memory.disk import DiskFile
@@ -23,9 +24,14 @@ class SlotCopy:
     """Pages in an arena. `sums` is None until the bytes were first on the host (or when only books are kept)."""
 
     page_class: str
+    page_bytes: int
     slots: Slots
     meta: CodecMeta
     sums: PageSums | None
+
+    @property
+    def total_bytes(self) -> int:
+        return len(self.slots) * self.page_bytes
 
     @property
     def coded(self) -> bool:
@@ -34,7 +40,7 @@ class SlotCopy:
     def cut(self, first: int, last: int) -> SlotCopy:
         """The same bytes by page range: views, nothing is copied."""
         sums = None if self.sums is None else self.sums[first:last]
-        return SlotCopy(self.page_class, self.slots[first:last], self.meta, sums)
+        return SlotCopy(self.page_class, self.page_bytes, self.slots[first:last], self.meta, sums)
 
 
 @dataclass(eq=False, slots=True)
@@ -47,6 +53,10 @@ class DiskCopy:
     n_pages: int
     meta: CodecMeta
     page_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.n_pages * self.page_bytes
 
     def cut(self, first: int, last: int) -> DiskCopy:
         return DiskCopy(self.file, self.page_class, self.first + first, last - first, self.meta, self.page_bytes)
@@ -64,7 +74,6 @@ class Holding:
     n_pages: int
     content_version: int
     built_from: int
-    page_bytes: int
     gpu: SlotCopy | None = None
     host: SlotCopy | None = None
     disk: DiskCopy | None = None
@@ -72,6 +81,12 @@ class Holding:
     @property
     def absent(self) -> bool:
         return self.gpu is None and self.host is None and self.disk is None
+
+    @property
+    def below_bytes(self) -> int:
+        """Bytes a restore would read: of the copy in the tier that `below` names."""
+        copy = self.host or self.disk
+        return copy.total_bytes if copy is not None else 0
 
     @property
     def below(self) -> Tier | None:
@@ -86,8 +101,15 @@ class Holding:
             n_pages=last - first,
             content_version=self.content_version,
             built_from=self.built_from,
-            page_bytes=self.page_bytes,
             gpu=self.gpu and self.gpu.cut(first, last),
             host=self.host and self.host.cut(first, last),
             disk=self.disk and self.disk.cut(first, last),
         )
+
+
+class Bound(NamedTuple):
+    """Pages of one object kind as they were at a pin: where, in which form, and their checksums if they had any."""
+
+    pointer: Pointer
+    meta: CodecMeta
+    sums: PageSums | None

@@ -86,8 +86,7 @@ class Boundary:
 
     @property
     def prefix_id(self) -> str:
-        if self.checkpoint is not None:
-            return self.checkpoint.checkpoint_id
+        """The prefix (tree node) the boundary hangs on; a checkpoint past it has an id of its own."""
         return self.nodes[-1].record.prefix_id
 
 

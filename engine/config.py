@@ -1,0 +1,101 @@
+"""How an engine is set up: one frozen value, checked when it is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from engine.consistency.admission import Caps
+from engine.errors import ConfigError
+
+MIB = 1 << 20
+
+
+class Mode(StrEnum):
+    """The ladder of degradation, from fastest to safest. Each step skips more ways to reuse."""
+
+    NORMAL = "normal"
+    NO_DISK = "no_disk"  # no restores from disk
+    RESIDENT_ONLY = "resident_only"  # no restores at all
+    FULL_ONLY = "full_only"  # no coded KV either
+    BYPASS = "bypass"  # no reuse: always right, never fast
+
+    @property
+    def rung(self) -> int:
+        return list(Mode).index(self)
+
+
+CODEC_CHOICES = ("lossless", "int8", "none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Sizes, limits and knobs. Raises `ConfigError` naming the value, its limits and what to do.
+
+    A tier of 0 bytes is absent. `materialise=False` keeps the books of commits without bytes: simulation.
+    """
+
+    engine_id: str = "engine"
+    device: str = "cpu"
+    gpu_bytes: int = 256 * MIB
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    data_dir: Path | None = None
+    slab_bytes: int = 2 * MIB
+    materialise: bool = True
+    mode: str = "normal"
+    cap_prefixes: int | None = None
+    cap_gpu_bytes: int | None = None
+    cap_host_bytes: int | None = None
+    cap_disk_bytes: int | None = None
+    codec: str = "lossless"
+    checkpoint_every_tokens: int = 0
+    checkpoint_budget_ratio: float = 0.3
+    replay: bool = True
+    lease_s: float = 60.0
+    restore_timeout_s: float = 5.0
+    prefill_tokens_per_s: float = 20_000.0
+    queue_bound: int = 64
+    ring_capacity: int = 65_536
+    spans: bool = True
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._positive("gpu_bytes", "slab_bytes", "queue_bound", "ring_capacity")
+        self._not_negative("host_bytes", "disk_bytes", "checkpoint_every_tokens")
+        for name in ("lease_s", "restore_timeout_s", "prefill_tokens_per_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be above 0")
+        if self.mode not in list(Mode):
+            raise ConfigError(f"mode is {self.mode!r}; known: {', '.join(Mode)}")
+        if self.codec not in CODEC_CHOICES:
+            raise ConfigError(f"codec is {self.codec!r}; known: {', '.join(CODEC_CHOICES)}")
+        if not 0.0 < self.checkpoint_budget_ratio < 1.0:
+            raise ConfigError(
+                f"checkpoint_budget_ratio is {self.checkpoint_budget_ratio}; it is a share of the GPU tier, between 0 and 1"
+            )
+        if self.disk_bytes and self.data_dir is None:
+            raise ConfigError("disk_bytes is set but data_dir is not; name a folder for the disk tier or set disk_bytes to 0")
+        if not self.materialise and (self.host_bytes or self.disk_bytes):
+            raise ConfigError("materialise=False keeps no bytes, so there is nothing to offload; set host_bytes and disk_bytes to 0")
+        _ = self.caps
+
+    @property
+    def caps(self) -> Caps:
+        return Caps(
+            prefixes=self.cap_prefixes,
+            gpu_bytes=self.cap_gpu_bytes,
+            host_bytes=self.cap_host_bytes,
+            disk_bytes=self.cap_disk_bytes,
+        )
+
+    def _positive(self, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+    def _not_negative(self, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 or more")

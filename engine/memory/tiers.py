@@ -1,0 +1,241 @@
+"""The three tiers of one engine, and the byte work between them: no index, no states, no decisions.
+
+Metadata calls (`take`, `free`, `bind`) are made under the engine lock; byte work (`seal`, `fetch`, `fill`, `write_file`)
+without it, on copies that the caller owns or has marked busy.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.clock import Clock
+from engine.errors import CorruptObject, OutOfMemory, TierUnavailable
+from engine.memory.arena import Arena, Slots
+from engine.memory.checksum import PageSums, page_sums
+from engine.memory.codec import CODECS, NATIVE, NATIVE_META, CodecMeta, PageCodec
+from engine.memory.disk import DiskFile, DiskTier
+from engine.memory.diskfile import ObjectHeader
+from engine.memory.holding import Bound, DiskCopy, Holding, SlotCopy, Tier
+from engine.memory.layout import join, unpack_block, unpack_pages
+from engine.memory.state import LoadedState
+from engine.memory.transfer import CopyStream, Transfer
+from engine.model.objects import ObjectKind, PrefixLayouts, SegmentKey
+
+DEFAULT_BYTES_PER_S = {Tier.HOST: 4e9, Tier.DISK: 5e8, Tier.GPU: 1e11}
+
+
+class Tiers:
+    """GPU and host arenas, the disk folder, the codecs, and each tier's I/O."""
+
+    def __init__(
+        self,
+        layouts: PrefixLayouts,
+        clock: Clock,
+        *,
+        device: str,
+        gpu_bytes: int,
+        host_bytes: int,
+        disk_bytes: int,
+        data_dir: Path | None,
+        slab_bytes: int,
+        materialise: bool,
+    ) -> None:
+        self.layouts = layouts
+        self.codecs = {name: PageCodec(name, layouts.history) for name in CODECS}
+        classes = self._classes()
+        cuda = device.startswith("cuda")
+        self.gpu = Arena("gpu", gpu_bytes, slab_bytes, classes, device=device, materialise=materialise)
+        self.host = Arena("host", host_bytes, slab_bytes, classes, pin=cuda) if host_bytes else None
+        self.disk = DiskTier(data_dir, disk_bytes) if disk_bytes and data_dir is not None else None
+        self.io = {tier: Transfer(str(tier), clock) for tier in Tier}
+        self.materialise = materialise
+        self.sealed_on_commit = materialise and not cuda
+        self.doomed: deque[DiskFile] = deque()
+        self.damaged: deque[DiskFile] = deque()
+        self._stream = CopyStream(device)
+
+    def _classes(self) -> dict[str, int]:
+        found = {}
+        for kind in (*self.layouts.span_kinds, *self.layouts.boundary_kinds):
+            found[str(kind)] = self.layouts.of(kind).slot_bytes
+        for name, codec in self.codecs.items():
+            if codec.useful:
+                found[page_class(ObjectKind.COMPRESSED_KV, name)] = codec.coded_bytes
+        return found
+
+    def new_copy(self, kind: ObjectKind, slots: Slots, meta: CodecMeta = NATIVE_META) -> SlotCopy:
+        """Freshly taken slots as a copy without checksums yet."""
+        name = page_class(kind, meta.codec)
+        return SlotCopy(name, self.gpu.slot_bytes(name), slots, meta, None)
+
+    # -- metadata, under the engine lock ----------------------------------------------------------------------------
+
+    def arena(self, tier: Tier) -> Arena:
+        arena = self.gpu if tier is Tier.GPU else self.host
+        if arena is None:
+            raise TierUnavailable("the host tier is absent (host_bytes is 0)")
+        return arena
+
+    def free_slots(self, tier: Tier, copy: SlotCopy) -> None:
+        if len(copy.slots):
+            self.arena(tier).give(copy.page_class, copy.slots)
+
+    def drop_gpu(self, holding: Holding) -> int:
+        """Free the GPU copy; bytes freed."""
+        copy, holding.gpu = holding.gpu, None
+        if copy is None:
+            return 0
+        self.free_slots(Tier.GPU, copy)
+        return copy.total_bytes
+
+    def drop_host(self, holding: Holding) -> int:
+        copy, holding.host = holding.host, None
+        if copy is None:
+            return 0
+        self.free_slots(Tier.HOST, copy)
+        return copy.total_bytes
+
+    def drop_disk(self, holding: Holding, *, damaged: bool = False) -> int:
+        """Let go of the disk copy; its file goes when no prefix refers to it any more."""
+        copy, holding.disk = holding.disk, None
+        if copy is None:
+            return 0
+        copy.file.live_pages -= copy.n_pages
+        if copy.file.live_pages <= 0 and self.disk is not None:
+            self.disk.forget(copy.file)
+            (self.damaged if damaged else self.doomed).append(copy.file)
+        return copy.total_bytes
+
+    def drop_all(self, holding: Holding) -> int:
+        return self.drop_gpu(holding) + self.drop_host(holding) + self.drop_disk(holding)
+
+    def bind(self, holding: Holding, first: int, last: int) -> Bound:
+        """A pointer to GPU pages [first, last) of a holding, with the generations they have now."""
+        copy = holding.gpu
+        if copy is None:
+            raise OutOfMemory(f"{holding.kind} is not on the GPU; a boundary was leased before it was restored")
+        if first == 0 and last == holding.n_pages:
+            return Bound(self.gpu.point(copy.page_class, copy.slots), copy.meta, copy.sums)
+        cut = copy.cut(first, last)
+        return Bound(self.gpu.point(cut.page_class, cut.slots), cut.meta, cut.sums)
+
+    # -- bytes, without the lock ------------------------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        """Delete files that were forgotten and move damaged ones aside. I/O: called without the engine lock."""
+        if self.disk is None:
+            return
+        while self.doomed:
+            self.disk.unlink(self.doomed.popleft())
+        while self.damaged:
+            self.disk.quarantine(self.damaged.popleft())
+
+    def put(self, copy: SlotCopy, data: torch.Tensor) -> None:
+        """Fill freshly taken GPU slots; bytes first, then checksums."""
+        self._stream.run(lambda: self.gpu.write(copy.page_class, copy.slots, data))
+        if self.sealed_on_commit:
+            copy.sums = page_sums(data)
+
+    def gpu_bytes_on_host(self, copy: SlotCopy) -> tuple[torch.Tensor, PageSums]:
+        """The GPU pages' bytes on the host, proven against their checksums, or given checksums if they had none."""
+        transfer = self.io[Tier.GPU]
+        data = transfer.run(
+            transfer.read, copy.total_bytes, lambda: self._stream.run(lambda: self.gpu.read(copy.page_class, copy.slots).cpu())
+        )
+        return data, self._proven("gpu", data, copy.sums)
+
+    def host_bytes(self, copy: SlotCopy) -> tuple[torch.Tensor, PageSums]:
+        transfer, arena = self.io[Tier.HOST], self.arena(Tier.HOST)
+        data = transfer.run(transfer.read, copy.total_bytes, lambda: arena.read(copy.page_class, copy.slots))
+        return data, self._proven("host", data, copy.sums)
+
+    def fill_host(self, copy: SlotCopy, data: torch.Tensor) -> None:
+        transfer, arena = self.io[Tier.HOST], self.arena(Tier.HOST)
+        transfer.run(transfer.write, data.numel(), lambda: arena.write(copy.page_class, copy.slots, data))
+
+    def disk_bytes(self, copy: DiskCopy, deadline_ns: int | None = None) -> tuple[torch.Tensor, PageSums]:
+        """The pages of a disk copy. Raises `CorruptObject` or `TierUnavailable`."""
+        disk = self._disk()
+        transfer = self.io[Tier.DISK]
+        stored = transfer.run(transfer.read, copy.file.file_bytes, lambda: disk.read(copy.file), deadline_ns)
+        if stored.header.page_class != copy.page_class or stored.header.codec != copy.meta:
+            raise CorruptObject(f"{copy.file.name}: it holds {stored.header.page_class}, {copy.page_class} was expected")
+        first, last = copy.first, copy.first + copy.n_pages
+        return stored.pages[first:last], self._proven("disk", stored.pages[first:last], stored.sums[first:last])
+
+    def write_file(self, name: str, header: ObjectHeader, data: torch.Tensor, sums: PageSums, tokens: bytes) -> DiskFile:
+        disk = self._disk()
+        transfer = self.io[Tier.DISK]
+        ids = np.frombuffer(tokens, dtype=np.int32)
+        return transfer.run(transfer.write, data.numel(), lambda: disk.publish(name, header, data, sums, ids))
+
+    def estimate_s(self, tier: Tier, n_bytes: int) -> float:
+        return self.io[tier].read.estimate_s(n_bytes, DEFAULT_BYTES_PER_S[tier])
+
+    def _disk(self) -> DiskTier:
+        if self.disk is None:
+            raise TierUnavailable("the disk tier is absent (disk_bytes is 0)")
+        return self.disk
+
+    def _proven(self, where: str, data: torch.Tensor, sums: PageSums | None) -> PageSums:
+        now = page_sums(data)
+        if sums is not None and not np.array_equal(now, sums):
+            bad = int(np.flatnonzero(now != sums)[0])
+            raise CorruptObject(f"{where}: page {bad} of {len(now)} does not match its checksum")
+        return now
+
+    # -- what a lease reads -----------------------------------------------------------------------------------------
+
+    def load(
+        self,
+        boundary: int,
+        replay_tokens: int,
+        page_tokens: int,
+        spans: dict[ObjectKind, list[Bound]],
+        blocks: dict[ObjectKind, Bound],
+    ) -> LoadedState:
+        """Contiguous tensors from bound pages: gathered, decoded, joined with the tail's unfinished page."""
+        entries: dict[SegmentKey, torch.Tensor] = {}
+        for kind, bounds in spans.items():
+            layout = self.layouts.of(kind)
+            entries.update(join([unpack_pages(layout, data) for data in self._gather(bounds)]))
+        boundary_tensors: dict[SegmentKey, torch.Tensor] = {}
+        for kind, bound in blocks.items():
+            data = self.gpu.read(bound.pointer.page_class, bound.pointer.slots)
+            for key, tensor in unpack_block(self.layouts.of(kind), boundary, page_tokens, data).items():
+                if key.section != "entries":
+                    boundary_tensors[key] = tensor
+                elif len(tensor):
+                    entries[key] = torch.cat([entries[key], tensor])
+        return LoadedState(
+            boundary_tokens=boundary, replay_tokens=replay_tokens, entries=entries, boundary=boundary_tensors
+        )
+
+    def _gather(self, bounds: Sequence[Bound]) -> list[torch.Tensor]:
+        """Native pages [n, slot_bytes] of neighbouring pointers, one read for each run of the same form."""
+        found = []
+        for meta, page_class_name, slots in _runs(bounds):
+            data = self.gpu.read(page_class_name, slots)
+            found.append(data if meta.codec == NATIVE else self.codecs[meta.codec].decode(data, meta))
+        return found
+
+
+def page_class(kind: ObjectKind, codec: str) -> str:
+    return str(kind) if codec == NATIVE else f"{kind}+{codec}"
+
+
+def _runs(bounds: Sequence[Bound]) -> list[tuple[CodecMeta, str, Slots]]:
+    """Join the slots of neighbours that share a form. Error bounds may differ: they do not change how to decode."""
+    found: list[tuple[CodecMeta, str, list[Slots]]] = []
+    for bound in bounds:
+        name = bound.pointer.page_class
+        if found and found[-1][1] == name:
+            found[-1][2].append(bound.pointer.slots)
+        else:
+            found.append((bound.meta, name, [bound.pointer.slots]))
+    return [(meta, name, np.concatenate(slots)) for meta, name, slots in found]

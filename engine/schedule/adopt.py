@@ -1,0 +1,191 @@
+"""Disk prefixes across restarts: adopt what is whole at start, write what is worth keeping at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.consistency.prefix import CauseOf, Checkpoint
+from engine.consistency.state import Cause, State
+from engine.errors import CorruptObject
+from engine.index.radix import TOKEN_BYTES
+from engine.memory.disk import AdoptedFile
+from engine.memory.holding import DiskCopy, Holding
+from engine.model.objects import BOUNDARY_KINDS, ObjectKind, tail_is_empty_by_layout
+from engine.schedule.ledger import Damage, Ledger, PrefixNode
+from engine.schedule.room import Room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adoption:
+    """What a start found on disk."""
+
+    prefixes: int = 0
+    checkpoints: int = 0
+    orphans: int = 0
+    damaged: int = 0
+
+
+class Adopter:
+    """Single-threaded at start and at the end of an engine."""
+
+    def __init__(self, ledger: Ledger, room: Room) -> None:
+        self._ledger = ledger
+        self._tiers = ledger.tiers
+        self._room = room
+
+    def adopt(self) -> Adoption:
+        """Rebuild the tree from the files' own tokens. A file of another model, or whose ancestors are not on disk,
+        is an orphan and deleted; a damaged one is moved to quarantine."""
+        disk, ledger = self._tiers.disk, self._ledger
+        if disk is None:
+            return Adoption()
+        spans: list[AdoptedFile] = []
+        blocks: list[AdoptedFile] = []
+        damaged = orphans = 0
+        for found in disk.scan():
+            if isinstance(found, CorruptObject):
+                damaged += 1
+                ledger.damages.append(Damage(prefix_id=str(found).split("-", 1)[0], kind="disk_prefix", reason="header_damaged", at_ns=ledger.clock.wall_ns()))
+            elif found.header.fingerprint != ledger.spec.fingerprint:
+                orphans += self._orphan([found])
+            elif ObjectKind(found.header.kind) in BOUNDARY_KINDS:
+                blocks.append(found)
+            else:
+                spans.append(found)
+        with ledger.lock:
+            prefixes, lost = self._adopt_spans(spans)
+            checkpoints, more = self._adopt_blocks(blocks)
+            for node in list(ledger.index.walk()):
+                node.record.refresh()
+                if node.record.state is State.NEW:
+                    ledger.place(node)
+                    ledger.move(node, State.PARTIAL_OFFLOAD, CauseOf(Cause.ADOPT))
+        self._tiers.sweep()
+        return Adoption(prefixes=prefixes, checkpoints=checkpoints, orphans=orphans + lost + more, damaged=damaged)
+
+    def _adopt_spans(self, files: list[AdoptedFile]) -> tuple[int, int]:
+        """Group files into prefixes (same namespace, range and tokens), shallow first; hang each on its path."""
+        groups: dict[tuple[str, str, int], dict[ObjectKind, AdoptedFile]] = {}
+        orphans = 0
+        for found in sorted(files, key=lambda f: f.header.written_ns):
+            key = (found.header.namespace, found.header.prefix_id, found.header.first_page)
+            kinds = groups.setdefault(key, {})
+            kind = ObjectKind(found.header.kind)
+            if kind in kinds:
+                orphans += self._orphan([kinds[kind]])  # an older copy of the same object
+            kinds[kind] = found
+        prefixes = 0
+        for kinds in sorted(groups.values(), key=lambda k: next(iter(k.values())).header.first_page):
+            if self._adopt_prefix(kinds):
+                prefixes += 1
+            else:
+                orphans += self._orphan(kinds.values())
+        return prefixes, orphans
+
+    def _adopt_prefix(self, kinds: dict[ObjectKind, AdoptedFile]) -> bool:
+        ledger = self._ledger
+        first = next(iter(kinds.values()))
+        header, tokens = first.header, first.tokens.tobytes()
+        whole = set(kinds) == set(ledger.layouts.span_kinds)
+        page_bytes = ledger.index.page_bytes
+        if not whole or len(tokens) != (header.first_page + header.n_pages) * page_bytes:
+            return False
+        match = ledger.index.match(header.namespace, tokens)
+        if match.pages < header.first_page:
+            return False  # an ancestor's file is missing
+        if match.pages > header.first_page:
+            return False  # another file holds (a part of) the same pages already
+        if match.nodes and not match.last_is_whole:
+            ledger.split(match.nodes[-1], header.first_page - match.nodes[-1].first_page)
+            match = ledger.index.match(header.namespace, tokens)
+        parent = match.nodes[-1] if match.nodes else None
+        node = ledger.append(header.namespace, parent, tokens[header.first_page * page_bytes :])
+        if node.record.prefix_id != header.prefix_id:
+            ledger.index.remove(node)
+            del ledger.nodes[node.record.prefix_id]
+            ledger.states[State.NEW] -= 1
+            return False
+        for kind, found in kinds.items():
+            node.record.spans[kind] = self._holding(found)
+        return True
+
+    def _adopt_blocks(self, files: list[AdoptedFile]) -> tuple[int, int]:
+        groups: dict[tuple[str, str, int], dict[ObjectKind, AdoptedFile]] = {}
+        orphans = 0
+        for found in sorted(files, key=lambda f: f.header.written_ns):
+            key = (found.header.namespace, found.header.prefix_id, found.header.boundary)
+            kinds = groups.setdefault(key, {})
+            kind = ObjectKind(found.header.kind)
+            if kind in kinds:
+                orphans += self._orphan([kinds[kind]])
+            kinds[kind] = found
+        checkpoints = 0
+        for kinds in groups.values():
+            if self._adopt_checkpoint(kinds):
+                checkpoints += 1
+            else:
+                orphans += self._orphan(kinds.values())
+        return checkpoints, orphans
+
+    def _adopt_checkpoint(self, kinds: dict[ObjectKind, AdoptedFile]) -> bool:
+        """Only a whole set of boundary objects is a checkpoint."""
+        ledger = self._ledger
+        first = next(iter(kinds.values()))
+        header, tokens = first.header, first.tokens.tobytes()
+        if len(tokens) != header.boundary * TOKEN_BYTES:
+            return False
+        blocks = {kind: self._holding(found) for kind, found in kinds.items()}
+        tail = ObjectKind.UNCOMPRESSED_TAIL
+        if tail not in blocks and not ledger.layouts.tail.empty and tail_is_empty_by_layout(ledger.spec, header.boundary):
+            blocks[tail] = Holding(kind=tail, n_pages=0, content_version=header.content_version, built_from=0)
+        if set(blocks) != set(ledger.layouts.boundary_kinds):
+            return False
+        pages = header.boundary // ledger.spec.page_tokens
+        match = ledger.index.match(header.namespace, tokens)
+        if match.pages != pages or not match.nodes or not match.last_is_whole:
+            return False
+        node: PrefixNode = match.nodes[-1]
+        rest = tokens[pages * ledger.index.page_bytes :]
+        checkpoint_id = ledger.index.id_with_tail(node, rest) if rest else node.record.prefix_id
+        if checkpoint_id != header.prefix_id or header.boundary in node.record.checkpoints:
+            return False
+        ledger.add_checkpoint(node, Checkpoint(checkpoint_id, header.boundary, rest, blocks))
+        return True
+
+    def _holding(self, found: AdoptedFile) -> Holding:
+        header, file = found.header, found.file
+        file.live_pages = header.n_pages
+        page_bytes = self._tiers.gpu.slot_bytes(header.page_class)
+        disk = DiskCopy(file, header.page_class, 0, header.n_pages, header.codec, page_bytes)
+        return Holding(
+            kind=ObjectKind(header.kind), n_pages=header.n_pages, content_version=header.content_version,
+            built_from=header.built_from, disk=disk,
+        )  # fmt: skip
+
+    def _orphan(self, files: Iterable[AdoptedFile]) -> int:
+        disk, n = self._tiers.disk, 0
+        for found in files:
+            if disk is not None:
+                disk.forget(found.file)
+                self._tiers.doomed.append(found.file)
+            n += 1
+        return n
+
+    def persist(self) -> int:
+        """Write every prefix that lives only above the disk, most recently used first, while the quota lasts; how many."""
+        if self._tiers.disk is None or not self._tiers.materialise:
+            return 0
+        ledger, written = self._ledger, 0
+        with ledger.lock:
+            nodes = sorted(ledger.nodes.values(), key=lambda n: n.record.served_ns, reverse=True)
+        for node in nodes:
+            if node.parent is None or all(h.disk or not h.n_pages for h in node.record.holdings()):
+                continue
+            try:
+                if not self._room.write_to_disk(node, may_evict=False):
+                    break
+            except CorruptObject:
+                continue
+            written += 1
+        return written

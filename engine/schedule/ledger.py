@@ -1,0 +1,301 @@
+"""The books: which prefixes exist, in which state, who is older, what everything counts up to.
+
+Owns the engine lock, the index, the orders of leaving, and every transition. Does no byte work.
+
+Lock order: `Ledger.lock` first, then nothing. It is never held during a copy, a checksum, I/O, a callback or an export.
+Publishing: bytes, then checksums, then the index entry. Unpublishing: the entry first, then leases drain, then bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from threading import Condition, RLock
+
+from engine.clock import Clock
+from engine.consistency.admission import Caps, Usage
+from engine.consistency.eviction import LeastRecentlyUsed
+from engine.consistency.graph import GraphGuard
+from engine.consistency.lease import LeaseTable
+from engine.consistency.prefix import CauseOf, Checkpoint, PrefixRecord
+from engine.consistency.state import Cause, State
+from engine.index.node import Node
+from engine.index.radix import RadixIndex
+from engine.memory.holding import Holding, Tier
+from engine.memory.tiers import Tiers
+from engine.model.objects import BOUNDARY_KINDS, PrefixLayouts
+from engine.model.spec import ModelSpec
+from engine.telemetry.ring import NO_SPAN, Ring, SpanContext, new_span
+
+PrefixNode = Node[PrefixRecord]
+DAMAGE_KEPT = 256
+
+
+@dataclass(slots=True)
+class Counters:
+    """Plain ints, written under the engine lock, read by anyone. Token counters, never only ratios."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    lcp_tokens: int = 0
+    usable_tokens: int = 0
+    replay_tokens: int = 0
+    validations: int = 0
+    transitions: int = 0
+    commits: int = 0
+    committed_tokens: int = 0
+    by_validation: dict[tuple[str, str, str], int] = field(default_factory=dict)  # validation, verdict, reason
+    by_hit: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)  # kind, state, tier -> tokens, requests
+    by_namespace: dict[str, list[int]] = field(default_factory=dict)  # tokens, requests asked
+    by_outcome: dict[str, int] = field(default_factory=dict)
+    by_gap: dict[str, int] = field(default_factory=dict)  # reason -> tokens of lcp that were not usable
+    recoveries: dict[tuple[str, str], int] = field(default_factory=dict)  # tier, outcome
+    evictions: dict[tuple[str, str], int] = field(default_factory=dict)  # cause, kind
+    refusals: dict[str, int] = field(default_factory=dict)
+    verified_bytes: int = 0
+    wrong_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """One damaged object, for people."""
+
+    prefix_id: str
+    kind: str
+    reason: str
+    at_ns: int
+
+
+class Ledger:
+    """Guarded by `lock`; every method but `__init__` is called with it held unless it says otherwise."""
+
+    def __init__(
+        self, spec: ModelSpec, layouts: PrefixLayouts, tiers: Tiers, ring: Ring, clock: Clock, caps: Caps, lease_s: float
+    ) -> None:
+        self.lock = RLock()
+        self.settled = Condition(self.lock)  # notified when a busy prefix is free again
+        self.spec = spec
+        self.layouts = layouts
+        self.tiers = tiers
+        self.ring = ring
+        self.clock = clock
+        self.caps = caps
+        self.graph = GraphGuard()
+        self.leases = LeaseTable(clock, lease_s)
+        self.index: RadixIndex[PrefixRecord] = RadixIndex(spec.page_tokens, spec.fingerprint, self._root_record)
+        self.nodes: dict[str, PrefixNode] = {}
+        self.orders: dict[Tier, LeastRecentlyUsed[PrefixNode]] = {tier: LeastRecentlyUsed() for tier in Tier}
+        self.checkpoints: LeastRecentlyUsed[tuple[PrefixNode, int]] = LeastRecentlyUsed()
+        self.checkpoint_gpu_bytes = 0
+        self.counters = Counters()
+        self.damages: list[Damage] = []
+        self.states: dict[State, int] = dict.fromkeys(State, 0)
+        self._last_life = 0
+        self._content = clock.wall_ns()
+
+    # -- identity ---------------------------------------------------------------------------------------------------
+
+    def _root_record(self, namespace: str) -> PrefixRecord:
+        return PrefixRecord("", "", namespace, 0, 0, 0, self.spec.page_tokens, {})
+
+    def next_life(self) -> int:
+        """The wall-clock nanosecond of a birth, made unique and increasing within this engine."""
+        self._last_life = max(self._last_life + 1, self.clock.wall_ns())
+        return self._last_life
+
+    def next_content(self) -> int:
+        self._content += 1
+        return self._content
+
+    # -- transitions ------------------------------------------------------------------------------------------------
+
+    def move(
+        self, node: PrefixNode, after: State, cause: CauseOf, *, bytes_moved: int = 0, start_ns: int = 0, parent: SpanContext = NO_SPAN
+    ) -> None:
+        """One edge of one prefix's state machine: version + 1, one span. Raises `IllegalTransition`, changing nothing."""
+        record = node.record
+        now_ns = self.clock.monotonic_ns()
+        before = record.state
+        step = record.move(after, cause, bytes_moved=bytes_moved, wall_ns=self.clock.wall_ns(), monotonic_ns=now_ns)
+        self.states[after] += 1
+        self.states[before] -= 1
+        self.counters.transitions += 1
+        if self.ring.enabled:
+            self.ring.transition(new_span(parent), parent, start_ns or now_ns, step)
+
+    def settle(self, node: PrefixNode, cause: CauseOf, *, bytes_moved: int = 0, start_ns: int = 0, parent: SpanContext = NO_SPAN, always: bool = False) -> None:
+        """Bring the state in line with where the objects are. `always` records the step even if the state stays."""
+        record = node.record
+        record.refresh()
+        natural = record.natural_state
+        if natural is not record.state or (always and natural is State.PARTIAL_OFFLOAD):
+            self.move(node, natural, cause, bytes_moved=bytes_moved, start_ns=start_ns, parent=parent)
+
+    # -- growth -----------------------------------------------------------------------------------------------------
+
+    def append(self, namespace: str, parent: PrefixNode | None, edge: bytes) -> PrefixNode:
+        """A new prefix in state NEW; the caller hangs its holdings on it and moves it on, in the same locked step."""
+
+        def make(prefix_id: str, parent_id: str, first_page: int) -> PrefixRecord:
+            n_pages = len(edge) // self.index.page_bytes
+            return PrefixRecord(
+                prefix_id, parent_id, namespace, self.next_life(), first_page, n_pages, self.spec.page_tokens, {}
+            )
+
+        node = self.index.append(namespace, parent, edge, make)
+        self.nodes[node.record.prefix_id] = node
+        self.states[State.NEW] += 1
+        return node
+
+    def split(self, node: PrefixNode, pages: int, parent: SpanContext = NO_SPAN) -> PrefixNode:
+        """Cut a prefix in two by page range; nothing is copied. The lower half stays the same prefix, the upper is new."""
+        lower = node.record
+
+        def make(prefix_id: str, parent_id: str) -> PrefixRecord:
+            return PrefixRecord(
+                prefix_id, parent_id, lower.namespace, self.next_life(), lower.first_page, pages, lower.page_tokens,
+                {kind: holding.cut(0, pages) for kind, holding in lower.spans.items()},
+            )  # fmt: skip
+
+        upper = self.index.split(node, pages, make)
+        record = upper.record
+        lower.parent_id = record.prefix_id
+        lower.spans = {kind: holding.cut(pages, holding.n_pages) for kind, holding in lower.spans.items()}
+        lower.first_page, lower.n_pages = lower.first_page + pages, lower.n_pages - pages
+        record.leases, record.busy = lower.leases, lower.busy
+        record.pinned_until_ns, record.served_ns = lower.pinned_until_ns, lower.served_ns
+        self.nodes[record.prefix_id] = upper
+        self.states[State.NEW] += 1
+        record.refresh()
+        lower.refresh()
+        for tier, order in self.orders.items():
+            if node in order and record.held_bytes(tier):
+                order.touch(node)
+                order.touch(upper)
+        after = State.FULL_RESTORE if lower.state is State.FULL_RESTORE else record.natural_state
+        if lower.state is State.QUARANTINED and any(h.absent for h in record.spans.values()):
+            after = State.QUARANTINED
+        self.move(upper, after, CauseOf(Cause.SPLIT), parent=parent)
+        return upper
+
+    # -- orders -----------------------------------------------------------------------------------------------------
+
+    def touch(self, nodes: list[PrefixNode], now_ns: int) -> None:
+        """A path was used: its end first, its start last, so that parents stay younger than children."""
+        for node in reversed(nodes):
+            node.record.served_ns = now_ns
+            for order in self.orders.values():
+                if node in order:
+                    order.touch(node)
+
+    def place(self, node: PrefixNode) -> None:
+        """Put a prefix into exactly the orders of the tiers it has bytes in."""
+        record = node.record
+        holdings = record.holdings()
+        for tier, order in self.orders.items():
+            if any(_in_tier(h, tier) for h in holdings):
+                if node not in order:
+                    order.touch(node)
+            else:
+                order.discard(node)
+
+    # -- leaving ----------------------------------------------------------------------------------------------------
+
+    def may_leave(self, node: PrefixNode) -> bool:
+        """Not leased, not being worked on, not pinned by an operator."""
+        record = node.record
+        return not record.leases and not record.busy and record.pinned_until_ns <= self.clock.wall_ns()
+
+    def remove(self, node: PrefixNode, cause: CauseOf, *, parent: SpanContext = NO_SPAN) -> int:
+        """Evict a leaf altogether: the entry first, then its bytes. Returns bytes freed in all tiers."""
+        record = node.record
+        start_ns = self.clock.monotonic_ns()
+        self.index.remove(node)
+        del self.nodes[record.prefix_id]
+        for order in self.orders.values():
+            order.discard(node)
+        freed = 0
+        for boundary in list(record.checkpoints):
+            freed += self.drop_checkpoint(node, boundary)
+        for holding in record.spans.values():
+            freed += self.tiers.drop_all(holding)
+        record.spans = {}
+        self.move(node, State.EVICTED, cause, bytes_moved=freed, start_ns=start_ns, parent=parent)
+        key = (str(cause.cause), "prefix")
+        self.counters.evictions[key] = self.counters.evictions.get(key, 0) + 1
+        if self.ring.enabled:
+            self.ring.request(
+                "kvcache.evict", new_span(parent), parent, start_ns, self.clock.monotonic_ns(),
+                ("kvcache.prefix.id", record.prefix_id, "kvcache.namespace", record.namespace, "kvcache.cause",
+                 str(cause.cause), "kvcache.tokens", record.tokens, "kvcache.bytes", freed),
+            )  # fmt: skip
+        return freed
+
+    def drop_checkpoint(self, node: PrefixNode, boundary: int) -> int:
+        """Free a checkpoint's boundary objects in all tiers; bytes freed."""
+        checkpoint = node.record.checkpoints.pop(boundary)
+        self.checkpoints.discard((node, boundary))
+        freed = 0
+        for block in checkpoint.blocks.values():
+            if block.gpu is not None:
+                self.checkpoint_gpu_bytes -= block.gpu.total_bytes
+            freed += self.tiers.drop_all(block)
+        return freed
+
+    def add_checkpoint(self, node: PrefixNode, checkpoint: Checkpoint) -> None:
+        """Hang a checkpoint on the prefix it follows, replacing an older one at the same position."""
+        if checkpoint.boundary in node.record.checkpoints:
+            self.drop_checkpoint(node, checkpoint.boundary)
+        node.record.checkpoints[checkpoint.boundary] = checkpoint
+        self.checkpoints.touch((node, checkpoint.boundary))
+        for block in checkpoint.blocks.values():
+            if block.gpu is not None:
+                self.checkpoint_gpu_bytes += block.gpu.total_bytes
+
+    def block_left_gpu(self, block: Holding) -> int:
+        """Free a boundary object's GPU copy and count it off the checkpoint budget."""
+        if block.gpu is not None:
+            self.checkpoint_gpu_bytes -= block.gpu.total_bytes
+        return self.tiers.drop_gpu(block)
+
+    def quarantine(self, node: PrefixNode, holding: Holding, tier: Tier, cause: CauseOf) -> None:
+        """A copy was found damaged: let go of it. If no other copy of the object is left, the prefix is quarantined.
+
+        A lease that still points at a damaged GPU copy raises `StalePointer` from now on: better than a wrong byte.
+        """
+        record = node.record
+        self.damages.append(
+            Damage(prefix_id=record.prefix_id, kind=str(holding.kind), reason=cause.reason, at_ns=self.clock.wall_ns())
+        )
+        del self.damages[:-DAMAGE_KEPT]
+        if tier is Tier.DISK:
+            self.tiers.drop_disk(holding, damaged=True)
+        elif tier is Tier.HOST:
+            self.tiers.drop_host(holding)
+        elif holding.kind in BOUNDARY_KINDS:
+            self.block_left_gpu(holding)
+        else:
+            self.tiers.drop_gpu(holding)
+        lost = holding.absent and holding.n_pages > 0
+        if lost:
+            for boundary, checkpoint in list(record.checkpoints.items()):
+                if holding in checkpoint.blocks.values():
+                    self.drop_checkpoint(node, boundary)
+        record.refresh()
+        self.place(node)
+        if lost and record.state is not State.QUARANTINED:
+            self.move(node, State.QUARANTINED, cause)
+
+    def usage(self) -> Usage:
+        tiers = self.tiers
+        return Usage(
+            prefixes=len(self.nodes),
+            gpu_bytes=tiers.gpu.live_bytes,
+            host_bytes=tiers.host.live_bytes if tiers.host else 0,
+            disk_bytes=tiers.disk.used_bytes if tiers.disk else 0,
+        )
+
+
+def _in_tier(holding: Holding, tier: Tier) -> bool:
+    if tier is Tier.GPU:
+        return holding.gpu is not None
+    return holding.host is not None if tier is Tier.HOST else holding.disk is not None

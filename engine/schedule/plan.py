@@ -1,0 +1,212 @@
+"""Layer 2, looking: from a matched path to candidate boundaries and the one worth taking.
+
+A plan saves tokens (usable minus replay) and costs seconds (restores). Candidates are weighed deepest first; a restore
+that would not end before the deadline is no candidate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engine.clock import Clock
+from engine.config import EngineConfig, Mode
+from engine.consistency.prefix import Checkpoint, PrefixRecord
+from engine.index.radix import TOKEN_BYTES, Match
+from engine.memory.holding import Holding, Tier
+from engine.memory.tiers import Tiers
+from engine.memory.transfer import Breaker
+from engine.model.objects import ObjectKind, PrefixLayouts, tail_is_empty_by_layout
+from engine.model.spec import ModelSpec
+from engine.schedule.validation import Boundary, Check, Validator, first_failure
+
+CANDIDATES_WEIGHED = 16
+
+
+@dataclass(slots=True, eq=False)
+class RecoveryPlan:
+    """One boundary, what must be restored for it, and what that costs.
+
+    `checks` are the validations as they stand before any recovery.
+    """
+
+    boundary: Boundary
+    checks: tuple[Check, ...]
+    times: tuple[int, ...]
+    restore_bytes: dict[Tier, int]
+    restore_s: float
+
+    @property
+    def ready(self) -> bool:
+        return not self.restore_bytes
+
+    @property
+    def slowest_tier(self) -> Tier:
+        if Tier.DISK in self.restore_bytes:
+            return Tier.DISK
+        return Tier.HOST if Tier.HOST in self.restore_bytes else Tier.GPU
+
+
+class Refusal(NamedTuple):
+    """A boundary that failed validation: what is recorded of it."""
+
+    boundary: Boundary
+    checks: tuple[Check, ...]
+    times: tuple[int, ...]
+
+
+class Weighed(NamedTuple):
+    """The outcome of looking at one boundary: a plan, or why there is none."""
+
+    plan: RecoveryPlan | None
+    reason: str
+    refusal: Refusal | None
+
+
+@dataclass(slots=True, eq=False)
+class Outlook:
+    """What a path offers: the longest common prefix, the plans worth weighing (best first), and why not more."""
+
+    match: Match[PrefixRecord]
+    lcp_tokens: int
+    plans: list[RecoveryPlan]
+    refused: list[Refusal]
+    reason: str
+
+
+class Planner:
+    """Binds the rules of planning to one model and one configuration."""
+
+    def __init__(
+        self, spec: ModelSpec, layouts: PrefixLayouts, tiers: Tiers, validator: Validator, config: EngineConfig, clock: Clock
+    ) -> None:
+        self._spec = spec
+        self._layouts = layouts
+        self._tiers = tiers
+        self._validator = validator
+        self._config = config
+        self._clock = clock
+        self._page_tokens = spec.page_tokens
+        self._replay_possible = config.replay and spec.sliding_layers > 0 and not spec.has_recurrent
+
+    def outlook(self, match: Match[PrefixRecord], tokens: bytes, mode: Mode, deadline_s: float) -> Outlook:
+        """Weigh the boundaries of a path, deepest first. Under the engine lock."""
+        page_tokens = self._page_tokens
+        lcp = match.pages * page_tokens
+        plans: list[RecoveryPlan] = []
+        refused: list[Refusal] = []
+        best_saving = 0.0
+        reason, weighed = "", 0
+        for boundary in self._candidates(match, tokens):
+            if boundary.replay_tokens == 0:
+                lcp = max(lcp, boundary.tokens)
+            net_tokens = boundary.tokens - boundary.replay_tokens
+            if net_tokens / self._config.prefill_tokens_per_s <= best_saving or weighed >= CANDIDATES_WEIGHED:
+                continue
+            weighed += 1
+            found = self._weigh(boundary, mode, deadline_s)
+            if found.refusal is not None:
+                refused.append(found.refusal)
+            if found.plan is None:
+                reason = reason or found.reason
+                continue
+            saving = net_tokens / self._config.prefill_tokens_per_s - found.plan.restore_s
+            if saving > best_saving:
+                best_saving = saving
+                plans.insert(0, found.plan)
+            else:
+                reason = reason or "restore_slower_than_prefill"
+        return Outlook(match=match, lcp_tokens=lcp, plans=plans, refused=refused, reason=reason)
+
+    def _candidates(self, match: Match[PrefixRecord], tokens: bytes) -> list[Boundary]:
+        """Positions worth a look, by tokens they would save, most first."""
+        nodes, page_tokens = match.nodes, self._page_tokens
+        found: list[Boundary] = []
+        depth = len(nodes) if match.last_is_whole else len(nodes) - 1
+        while depth > 0 and len(found) < CANDIDATES_WEIGHED:
+            record = nodes[depth - 1].record
+            if record.checkpoints:
+                start = record.last_page * page_tokens * TOKEN_BYTES
+                path = nodes[:depth]
+                found.extend(
+                    Boundary(c.boundary, path, record.last_page, c)
+                    for c in record.checkpoints.values()
+                    if tokens.startswith(c.tail_tokens, start)
+                )
+            depth -= 1
+        edge = match.pages * page_tokens
+        if edge:
+            if self._layouts.window.empty and self._layouts.recurrent.empty and tail_is_empty_by_layout(self._spec, edge):
+                found.append(Boundary(edge, nodes, match.pages, None))
+            elif self._replay_possible and edge > self._spec.replay_tokens:
+                found.append(Boundary(edge, nodes, match.pages, None, replay_tokens=self._spec.replay_tokens))
+            elif not found:
+                found.append(Boundary(edge, nodes, match.pages, None))  # to be refused with its reason
+        found.sort(key=lambda b: b.tokens - b.replay_tokens, reverse=True)
+        return found
+
+    def _weigh(self, boundary: Boundary, mode: Mode, deadline_s: float) -> Weighed:
+        checks, times = self.validate(boundary)
+        if failure := first_failure(checks):
+            return Weighed(None, failure.reason, Refusal(boundary, checks, times))
+        needs = self._restore_bytes(boundary)
+        if refusal := self._mode_refuses(boundary, needs, mode):
+            return Weighed(None, refusal, None)
+        seconds = sum(self._tiers.estimate_s(tier, n) for tier, n in needs.items())
+        if seconds > deadline_s:
+            return Weighed(None, "restore_slower_than_deadline", None)
+        return Weighed(RecoveryPlan(boundary, checks, times, needs, seconds), "", None)
+
+    def validate(self, boundary: Boundary) -> tuple[tuple[Check, ...], tuple[int, ...]]:
+        """The five checks and six clock readings around them."""
+        clock = self._clock.monotonic_ns
+        v = self._validator
+        t0 = clock()
+        complete = v.compressed_complete(boundary)
+        t1 = clock()
+        tail = v.tail_intact(boundary)
+        t2 = clock()
+        window = v.window_fresh(boundary)
+        t3 = clock()
+        indexer = v.indexer_synced(boundary)
+        t4 = clock()
+        disk = v.disk_reloaded(boundary)
+        return (complete, tail, window, indexer, disk), (t0, t1, t2, t3, t4, clock())
+
+    def _restore_bytes(self, boundary: Boundary) -> dict[Tier, int]:
+        needs: dict[Tier, int] = {}
+        for holding in needed_holdings(boundary):
+            tier = holding.below
+            if holding.gpu is None and tier is not None and holding.n_pages:
+                needs[tier] = needs.get(tier, 0) + holding.below_bytes
+        return needs
+
+    def _mode_refuses(self, boundary: Boundary, needs: dict[Tier, int], mode: Mode) -> str:
+        rung = mode.rung
+        if rung >= Mode.NO_DISK.rung and Tier.DISK in needs:
+            return "mode_no_disk"
+        if rung >= Mode.RESIDENT_ONLY.rung and needs:
+            return "mode_resident_only"
+        if rung >= Mode.FULL_ONLY.rung and any(n.record.coded for n in boundary.nodes):
+            return "mode_full_only"
+        for tier in needs:
+            if self._tiers.io[tier].breaker.state is Breaker.OPEN:
+                return "tier_unavailable"
+        return ""
+
+
+def needed_holdings(boundary: Boundary) -> list[Holding]:
+    """Every object the boundary needs: span objects of the path and, without replay, the checkpoint's blocks."""
+    found = [holding for node in boundary.nodes for holding in node.record.spans.values()]
+    checkpoint: Checkpoint | None = boundary.checkpoint
+    if checkpoint is not None and not boundary.replay_tokens:
+        found.extend(checkpoint.blocks.values())
+    return found
+
+
+def kinds_served(boundary: Boundary) -> list[ObjectKind]:
+    """Object kinds that a hit at this boundary is served from."""
+    found = list(boundary.nodes[-1].record.spans)
+    if boundary.checkpoint is not None and not boundary.replay_tokens:
+        found.extend(boundary.checkpoint.blocks)
+    return found

@@ -1,0 +1,298 @@
+"""Commit: new pages and checkpoints become part of the tree. Bytes first, then checksums, then the index entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.consistency.admission import refusal
+from engine.consistency.lease import pin_path, unpin_path
+from engine.consistency.prefix import CauseOf, Checkpoint
+from engine.consistency.state import Cause, State
+from engine.errors import OutOfMemory, StateMismatch
+from engine.index.radix import TOKEN_BYTES
+from engine.memory.holding import Holding, SlotCopy, Tier
+from engine.memory.layout import pack_block, pack_pages
+from engine.model.objects import ObjectKind, tail_is_empty_by_layout
+from engine.schedule.ledger import Ledger, PrefixNode
+from engine.schedule.room import Room
+from engine.telemetry.ring import SpanContext
+
+if TYPE_CHECKING:
+    from engine.memory.state import NewState
+
+_PRESSURE = CauseOf(Cause.PRESSURE, "commit")
+
+
+class CommitResult(NamedTuple):
+    """`outcome` is admitted or refused; `reason` says why it was refused, or "ok"."""
+
+    outcome: str
+    reason: str
+    new_tokens: int
+    new_pages: int
+    checkpoints: tuple[int, ...]
+    prefix_id: str
+
+
+@dataclass(slots=True, eq=False)
+class _Draft:
+    """Slots taken for one commit, owned by it until they are published or given back."""
+
+    first_page: int
+    n_pages: int
+    content: int
+    spans: dict[ObjectKind, SlotCopy] = field(default_factory=dict)
+    blocks: dict[int, dict[ObjectKind, SlotCopy]] = field(default_factory=dict)
+    refreshed: list[tuple[PrefixNode, int, dict[ObjectKind, SlotCopy]]] = field(default_factory=list)
+    published: bool = False  # the tree owns the slots now; giving them back would free what others can read
+
+
+class Publisher:
+    """Turns tokens and tensors (or tokens alone) into prefixes."""
+
+    def __init__(self, ledger: Ledger, room: Room) -> None:
+        self._ledger = ledger
+        self._tiers = ledger.tiers
+        self._room = room
+        self._page_tokens = ledger.spec.page_tokens
+
+    def commit(
+        self, namespace: str, tokens: bytes, state: NewState | None, checkpoints: Iterable[int], cause: CauseOf, span: SpanContext
+    ) -> CommitResult:
+        """Admit the whole pages of `tokens` and the checkpoints, or refuse with a reason.
+
+        Raises `StateMismatch` when the tensors do not fit the model; nothing is kept then.
+        """
+        n_tokens = len(tokens) // TOKEN_BYTES
+        pages = n_tokens // self._page_tokens
+        positions = sorted(b for b in set(checkpoints) if self._page_tokens <= b <= n_tokens)
+        if not pages:
+            return CommitResult("refused", "shorter_than_a_page", 0, 0, (), "")
+        ledger = self._ledger
+        with ledger.lock:
+            match = ledger.index.match(namespace, tokens)
+            base = match.pages
+            if state is not None and state.start_tokens > base * self._page_tokens:
+                return self._refuse("gap_before_start")
+            anchor = match.nodes[-1] if match.nodes else None
+            pin_path(anchor)
+            stale = self._to_refresh(match.nodes, base, state)
+        draft = _Draft(base, pages - base, ledger.next_content())
+        try:
+            reason = self._reserve(draft, positions, stale)
+            if not reason and state is not None:
+                self._write(draft, state)
+            if reason:
+                self._give_back(draft)
+                return self._refuse(reason)
+            with ledger.lock:
+                return self._publish(namespace, tokens, pages, draft, cause, span)
+        except BaseException:
+            self._give_back(draft)
+            raise
+        finally:
+            with ledger.lock:
+                unpin_path(anchor)
+            self._tiers.sweep()
+
+    # -- before: look, reserve, write -------------------------------------------------------------------------------
+
+    def _to_refresh(self, nodes: list[PrefixNode], base: int, state: NewState | None) -> list[PrefixNode]:
+        """Prefixes on the path whose bytes the model has just computed again although they are off the GPU or damaged."""
+        if state is None:
+            return []
+        return [
+            n
+            for n in nodes
+            if n.last_page <= base
+            and n.first_page * self._page_tokens >= state.start_tokens
+            and not n.record.busy
+            and (not n.record.resident or n.record.state is State.QUARANTINED)
+        ]
+
+    def _reserve(self, draft: _Draft, positions: list[int], stale: list[PrefixNode]) -> str:
+        """Take every slot the commit needs; a reason when it cannot have them."""
+        kinds = self._ledger.layouts.span_kinds
+        n_bytes = draft.n_pages * sum(self._ledger.layouts.of(kind).slot_bytes for kind in kinds)
+        new_prefixes = len({b // self._page_tokens for b in positions if b // self._page_tokens > draft.first_page})
+        new_prefixes = max(new_prefixes, 1) if draft.n_pages else 0
+        if reason := refusal(self._ledger.caps, new_prefixes, n_bytes):
+            return reason
+        if not self._room.keep_caps(new_prefixes, n_bytes):
+            return "cap_held_by_leases_and_pins"
+        try:
+            if draft.n_pages:
+                for kind in kinds:
+                    draft.spans[kind] = self._tiers.new_copy(kind, self._room.take_gpu(str(kind), draft.n_pages, _PRESSURE))
+            for node in stale:
+                if not node.record.resident:
+                    copies = {k: self._tiers.new_copy(k, self._room.take_gpu(str(k), node.n_pages, _PRESSURE)) for k in kinds}
+                    draft.refreshed.append((node, node.n_pages, copies))
+                else:
+                    draft.refreshed.append((node, node.n_pages, {}))
+        except OutOfMemory:
+            return "out_of_memory"
+        for boundary in positions:
+            self._reserve_blocks(draft, boundary)
+        return ""
+
+    def _reserve_blocks(self, draft: _Draft, boundary: int) -> None:
+        """Slots of one checkpoint; the checkpoint is left out when its budget has no room."""
+        blocks: dict[ObjectKind, SlotCopy] = {}
+        draft.blocks[boundary] = blocks
+        try:
+            for kind in self._ledger.layouts.boundary_kinds:
+                empty = kind is ObjectKind.UNCOMPRESSED_TAIL and tail_is_empty_by_layout(self._ledger.spec, boundary)
+                blocks[kind] = self._tiers.new_copy(kind, self._room.take_gpu(str(kind), 0 if empty else 1, _PRESSURE))
+        except OutOfMemory:
+            with self._ledger.lock:
+                for copy in draft.blocks.pop(boundary).values():
+                    self._tiers.free_slots(Tier.GPU, copy)
+                self._ledger.counters.refusals["checkpoint_budget"] = (
+                    self._ledger.counters.refusals.get("checkpoint_budget", 0) + 1
+                )
+
+    def _write(self, draft: _Draft, state: NewState) -> None:
+        """Fill the slots. No lock: nobody else knows them yet."""
+        layouts, page_tokens = self._ledger.layouts, self._page_tokens
+        runs = [(draft.first_page, draft.n_pages, draft.spans)]
+        runs += [(node.first_page, n, copies) for node, n, copies in draft.refreshed]
+        for first, n, copies in runs:
+            for kind, copy in copies.items():
+                pages = range(first, first + n)
+                self._tiers.put(copy, pack_pages(layouts.of(kind), state.entries, state.start_tokens, pages, page_tokens))
+        for boundary, blocks in draft.blocks.items():
+            objects = state.checkpoints.get(boundary)
+            if objects is None:
+                raise StateMismatch(f"checkpoint {boundary}: the state has no boundary objects for it")
+            for kind, copy in blocks.items():
+                if len(copy.slots):
+                    layout = layouts.of(kind)
+                    data = pack_block(layout, boundary, page_tokens, objects, state.entries, state.start_tokens)
+                    self._tiers.put(copy, data)
+
+    # -- publication, under the lock --------------------------------------------------------------------------------
+
+    def _publish(
+        self, namespace: str, tokens: bytes, pages: int, draft: _Draft, cause: CauseOf, span: SpanContext
+    ) -> CommitResult:
+        ledger, page_bytes = self._ledger, self._ledger.index.page_bytes
+        match = ledger.index.match(namespace, tokens)
+        cuts = sorted({b // self._page_tokens for b in draft.blocks} | {pages})
+        for cut in [*cuts, match.pages]:  # a prefix must end wherever a checkpoint or the new pages hang
+            while cut <= match.pages and self._cut_at(match.nodes, cut, span):
+                match = ledger.index.match(namespace, tokens)
+        self._trim(draft, match.pages)
+        self._refresh(draft, cause, span)
+        draft.published = True
+        parent = next((n for n in match.nodes if n.last_page == match.pages), None)
+        path = [n for n in match.nodes if n.last_page <= match.pages]
+        for cut in cuts:
+            if cut <= match.pages:
+                continue
+            first = parent.last_page if parent is not None else 0
+            node = ledger.append(namespace, parent, tokens[first * page_bytes : cut * page_bytes])
+            self._hang_spans(node, draft, first)
+            path.append(node)
+            parent = node
+        added = self._hang_checkpoints(path, tokens, draft)
+        for node in path:
+            ledger.place(node)
+            if node.record.state is State.NEW:
+                node.record.refresh()
+                ledger.move(node, State.FULL, cause, parent=span)
+        ledger.touch(path, ledger.clock.monotonic_ns())
+        new_pages = pages - match.pages
+        ledger.counters.commits += 1
+        ledger.counters.committed_tokens += new_pages * self._page_tokens
+        ledger.graph.changed()
+        last = path[-1].record.prefix_id if path else ""
+        return CommitResult("admitted", "ok", new_pages * self._page_tokens, new_pages, added, last)
+
+    def _cut_at(self, nodes: list[PrefixNode], page: int, span: SpanContext) -> bool:
+        """Split the prefix that `page` falls into. True when the tree changed (or may have, while waiting)."""
+        for node in nodes:
+            if node.first_page < page < node.last_page:
+                if node.record.busy:
+                    self._ledger.settled.wait(0.05)  # its bytes are being copied; a split now would lose the copy
+                else:
+                    self._ledger.split(node, page - node.first_page, span)
+                return True
+        return False
+
+    def _trim(self, draft: _Draft, base: int) -> None:
+        """Give back pages that another commit published meanwhile."""
+        surplus = min(base - draft.first_page, draft.n_pages)
+        if surplus > 0:
+            for kind, copy in draft.spans.items():
+                self._tiers.free_slots(Tier.GPU, copy.cut(0, surplus))
+                draft.spans[kind] = copy.cut(surplus, draft.n_pages)
+            draft.first_page, draft.n_pages = draft.first_page + surplus, draft.n_pages - surplus
+
+    def _hang_spans(self, node: PrefixNode, draft: _Draft, first: int) -> None:
+        low, high = first - draft.first_page, first - draft.first_page + node.n_pages
+        for kind, copy in draft.spans.items():
+            node.record.spans[kind] = self._holding(kind, copy.cut(low, high), node.n_pages, draft.content)
+
+    def _holding(self, kind: ObjectKind, copy: SlotCopy, n_pages: int, content: int) -> Holding:
+        return Holding(
+            kind=kind,
+            n_pages=n_pages,
+            content_version=content,
+            built_from=content if kind is ObjectKind.INDEXER_STATE else 0,
+            gpu=copy,
+        )
+
+    def _hang_checkpoints(self, path: list[PrefixNode], tokens: bytes, draft: _Draft) -> tuple[int, ...]:
+        by_end = {node.last_page: node for node in path}
+        added = []
+        for boundary, blocks in draft.blocks.items():
+            page = boundary // self._page_tokens
+            node = by_end[page]
+            held = node.record.checkpoints.get(boundary)
+            if held is not None and held.on_gpu:
+                for copy in blocks.values():
+                    self._tiers.free_slots(Tier.GPU, copy)
+                self._ledger.checkpoints.touch((node, boundary))
+                continue
+            tail = tokens[page * self._ledger.index.page_bytes : boundary * TOKEN_BYTES]
+            holdings = {k: self._holding(k, copy, len(copy.slots), draft.content) for k, copy in blocks.items()}
+            checkpoint_id = self._ledger.index.id_with_tail(node, tail) if tail else node.record.prefix_id
+            self._ledger.add_checkpoint(node, Checkpoint(checkpoint_id, boundary, tail, holdings))
+            added.append(boundary)
+        draft.blocks = {}
+        return tuple(added)
+
+    def _refresh(self, draft: _Draft, cause: CauseOf, span: SpanContext) -> None:
+        """Replace what was damaged or off the GPU by the bytes just computed."""
+        for node, n_pages, copies in draft.refreshed:
+            record = node.record
+            if node.parent is None or record.n_pages != n_pages or record.busy or (copies and record.resident):
+                for copy in copies.values():  # split, evicted or restored meanwhile
+                    self._tiers.free_slots(Tier.GPU, copy)
+                continue
+            for kind, copy in copies.items():
+                if old := record.spans.get(kind):
+                    self._tiers.drop_all(old)
+                record.spans[kind] = self._holding(kind, copy, n_pages, draft.content)
+            self._ledger.place(node)
+            self._ledger.settle(node, cause, parent=span)
+        draft.refreshed = []
+
+    def _give_back(self, draft: _Draft) -> None:
+        if draft.published:
+            return
+        with self._ledger.lock:
+            copies = [*draft.spans.values()]
+            copies += [c for blocks in draft.blocks.values() for c in blocks.values()]
+            copies += [c for _, _, found in draft.refreshed for c in found.values()]
+            for copy in copies:
+                self._tiers.free_slots(Tier.GPU, copy)
+            draft.spans, draft.blocks, draft.refreshed = {}, {}, []
+
+    def _refuse(self, reason: str) -> CommitResult:
+        with self._ledger.lock:
+            self._ledger.counters.refusals[reason] = self._ledger.counters.refusals.get(reason, 0) + 1
+        return CommitResult("refused", reason, 0, 0, (), "")

@@ -1,0 +1,219 @@
+"""Bringing objects back to the GPU: read whole, proven, mapped; or a defined state with a reason.
+
+A restore pins its path, marks what it restores busy, and moves each prefix PARTIAL_OFFLOAD -> FULL_RESTORE -> FULL (or
+COMPRESSED; or back, when it failed or only part was wanted; or QUARANTINED, when bytes were damaged).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.clock import NS_PER_S
+from engine.consistency.lease import pin_path, unpin_path
+from engine.consistency.prefix import CauseOf
+from engine.consistency.state import Cause, State
+from engine.errors import CorruptObject, EngineError, OutOfMemory
+from engine.memory.holding import Holding, SlotCopy, Tier
+from engine.model.objects import BOUNDARY_KINDS, ObjectKind
+from engine.schedule.ledger import Ledger, PrefixNode
+from engine.schedule.room import Room
+from engine.schedule.validation import Check, Validation, Verdict
+from engine.telemetry.ring import NO_SPAN, SpanContext, new_span
+
+
+@dataclass(slots=True, eq=False)
+class RestoreJob:
+    """Prefixes from the top down, and of the last one which checkpoint's blocks. `late`: nobody waits any more."""
+
+    steps: list[PrefixNode]
+    target: PrefixNode
+    boundary: int | None  # the checkpoint wanted at `target`; None: span objects only
+    cause: CauseOf
+    parent: SpanContext
+    deadline_ns: int
+    late: bool = False
+    restored_bytes: int = 0
+    failure: str = ""
+    all_checkpoints: bool = False
+
+
+@dataclass(slots=True)
+class _Arrived:
+    """One object's new GPU copy, not yet in the books."""
+
+    holding: Holding
+    copy: SlotCopy
+    source: Tier
+
+
+@dataclass(slots=True)
+class _Outcome:
+    arrived: list[_Arrived] = field(default_factory=list)
+    moved_bytes: int = 0
+    tier: Tier = Tier.HOST
+    failure: str = ""
+    broken: Holding | None = None
+    broken_tier: Tier = Tier.DISK
+
+
+class Recovery:
+    """`prepare` under the engine lock, `run` on the queue's worker."""
+
+    def __init__(self, ledger: Ledger, room: Room) -> None:
+        self._ledger = ledger
+        self._tiers = ledger.tiers
+        self._room = room
+
+    def prepare(self, job: RestoreJob) -> None:
+        """Pin, mark and move. Under the lock; every step must be free (not busy)."""
+        pin_path(job.target)
+        for node in job.steps:
+            node.record.busy = True
+            if node.record.state is State.PARTIAL_OFFLOAD:
+                self._ledger.move(node, State.FULL_RESTORE, job.cause, parent=job.parent)
+
+    def run(self, job: RestoreJob) -> RestoreJob:
+        """Restore the steps in order; the first failure stops the rest. Never raises for a bad object or tier."""
+        for node in job.steps:
+            start_ns = self._ledger.clock.monotonic_ns()
+            outcome = _Outcome()
+            if not job.failure:
+                self._fetch_node(node, job, outcome)
+                job.failure = outcome.failure
+                job.restored_bytes += outcome.moved_bytes
+            else:
+                outcome.failure = "not_reached"
+            self._finish_node(node, job, outcome, start_ns)
+        with self._ledger.lock:
+            unpin_path(job.target)
+            self._ledger.settled.notify_all()
+        self._tiers.sweep()
+        return job
+
+    # -- one prefix -------------------------------------------------------------------------------------------------
+
+    def _wanted(self, node: PrefixNode, job: RestoreJob) -> list[Holding]:
+        found = list(node.record.spans.values())
+        if node is job.target:
+            for boundary, checkpoint in node.record.checkpoints.items():
+                if job.all_checkpoints or boundary == job.boundary:
+                    found.extend(checkpoint.blocks.values())
+        return [h for h in found if h.gpu is None and h.n_pages]
+
+    def _fetch_node(self, node: PrefixNode, job: RestoreJob, outcome: _Outcome) -> None:
+        with self._ledger.lock:
+            wanted = self._wanted(node, job)
+        for holding in wanted:
+            tier = holding.below
+            if tier is None:
+                outcome.failure = "pages_missing"
+                return
+            if tier is Tier.DISK:
+                outcome.tier = Tier.DISK
+            if self._ledger.clock.monotonic_ns() > job.deadline_ns:
+                outcome.failure = "restore_late"
+                return
+            if not self._fetch_object(holding, tier, job, outcome):
+                return
+
+    def _fetch_object(self, holding: Holding, tier: Tier, job: RestoreJob, outcome: _Outcome) -> bool:
+        source = holding.host if tier is Tier.HOST else holding.disk
+        if source is None:
+            outcome.failure = "pages_missing"
+            return False
+        try:
+            if isinstance(source, SlotCopy):
+                data, sums = self._tiers.host_bytes(source)
+            else:
+                data, sums = self._tiers.disk_bytes(source, job.deadline_ns)
+            slots = self._room.take_gpu(source.page_class, holding.n_pages, CauseOf(Cause.PRESSURE, "restore"))
+        except CorruptObject:
+            outcome.failure, outcome.broken, outcome.broken_tier = "checksum_mismatch", holding, tier
+            return False
+        except OutOfMemory:
+            outcome.failure = "no_room"
+            return False
+        except EngineError:
+            outcome.failure = "tier_unavailable"
+            return False
+        copy = SlotCopy(source.page_class, source.page_bytes, slots, source.meta, None)
+        self._tiers.put(copy, data)
+        copy.sums = sums
+        outcome.arrived.append(_Arrived(holding, copy, tier))
+        outcome.moved_bytes += data.numel()
+        return True
+
+    def _finish_node(self, node: PrefixNode, job: RestoreJob, outcome: _Outcome, start_ns: int) -> None:
+        ledger = self._ledger
+        with ledger.lock:
+            for arrived in outcome.arrived:
+                self._attach(arrived)
+            node.record.busy = False
+            reason = outcome.failure or ("late" if job.late else "ok")
+            if outcome.broken is not None:
+                self._report_damage(node, outcome, job)
+                ledger.quarantine(node, outcome.broken, outcome.broken_tier, self._cause(job, Cause.CORRUPTION, reason))
+            if node.record.state is State.FULL_RESTORE:
+                cause = self._cause(job, job.cause.cause, reason)
+                ledger.settle(node, cause, bytes_moved=outcome.moved_bytes, start_ns=start_ns, parent=job.parent)
+            else:
+                node.record.refresh()
+            if node is job.target and node.record.checkpoints:
+                for boundary in node.record.checkpoints:
+                    ledger.checkpoints.touch((node, boundary))
+            ledger.place(node)
+            ledger.graph.changed()
+            if outcome.failure != "not_reached":
+                self._count(node, job, outcome, start_ns, reason)
+            ledger.settled.notify_all()
+
+    def _attach(self, arrived: _Arrived) -> None:
+        holding = arrived.holding
+        holding.gpu = arrived.copy
+        if holding.kind in BOUNDARY_KINDS:
+            self._ledger.checkpoint_gpu_bytes += arrived.copy.total_bytes
+        if arrived.source is Tier.HOST:
+            self._tiers.drop_host(holding)  # the GPU copy replaces it; a disk copy stays as a clean one
+
+    def _cause(self, job: RestoreJob, cause: Cause, reason: str) -> CauseOf:
+        return job.cause._replace(cause=cause, reason=reason)
+
+    def _report_damage(self, node: PrefixNode, outcome: _Outcome, job: RestoreJob) -> None:
+        """The validation that caught it, as a span of its own."""
+        now_ns = self._ledger.clock.monotonic_ns()
+        check = Check(Validation.DISK_RELOADED, ObjectKind.DISK_PREFIX, Verdict.FAIL, outcome.failure)
+        count_checks(self._ledger, (check,))
+        boundary = node.record.tokens if job.boundary is None else job.boundary
+        self._ledger.ring.check_batch(job.parent, node.record.prefix_id, boundary, "final", (check,), (now_ns, now_ns))
+
+    def _count(self, node: PrefixNode, job: RestoreJob, outcome: _Outcome, start_ns: int, reason: str) -> None:
+        ledger = self._ledger
+        late = job.late or outcome.failure == "restore_late"
+        result = "late" if late else ("failed" if outcome.failure else "ok")
+        key = (str(outcome.tier), result)
+        ledger.counters.recoveries[key] = ledger.counters.recoveries.get(key, 0) + 1
+        if ledger.ring.enabled:
+            now_ns = ledger.clock.monotonic_ns()
+            name = "kvcache.warmup" if job.cause.command_id else "kvcache.restore"
+            attributes: tuple[object, ...] = (
+                "kvcache.prefix.id", node.record.prefix_id, "kvcache.tier", str(outcome.tier), "kvcache.bytes",
+                outcome.moved_bytes, "kvcache.outcome", result, "kvcache.reason", reason,
+            )  # fmt: skip
+            if job.cause.command_id:
+                attributes += ("kvcache.command.id", job.cause.command_id)
+            failed = f"restore of {node.record.prefix_id}: {reason}" if outcome.failure else ""
+            ledger.ring.request(name, new_span(job.parent), job.parent or NO_SPAN, start_ns, now_ns, attributes, failed)
+
+
+def count_checks(ledger: Ledger, checks: tuple[Check, ...]) -> None:
+    """Count validations by name, verdict and reason. Under the lock."""
+    counters = ledger.counters
+    counters.validations += len(checks)
+    table = counters.by_validation
+    for check in checks:
+        key = (str(check.validation), str(check.verdict), check.reason)
+        table[key] = table.get(key, 0) + 1
+
+
+def deadline_after(now_ns: int, seconds: float) -> int:
+    return now_ns + int(seconds * NS_PER_S)

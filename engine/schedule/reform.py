@@ -1,0 +1,235 @@
+"""Changing the form of what is held: coding, offloading and moving pages, under live leases.
+
+Each works on one prefix at a time: mark it busy, do the byte work without the lock, then publish under the lock, but
+only if nobody leased it meanwhile. Each step is bounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.consistency.prefix import CauseOf
+from engine.consistency.state import Cause, State
+from engine.errors import CodecRefused, CorruptObject, EngineError, OutOfMemory
+from engine.memory.arena import Slots
+from engine.memory.codec import NATIVE, NATIVE_META
+from engine.memory.holding import Holding, SlotCopy, Tier
+from engine.memory.tiers import page_class
+from engine.model.objects import ObjectKind
+from engine.schedule.ledger import Ledger, PrefixNode
+from engine.schedule.room import Room
+from engine.telemetry.ring import NO_SPAN, SpanContext, new_span
+
+SPARSE_RATIO = 0.5
+"""Slabs filled less than this are emptied by compaction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reformed:
+    """What one step did; `refused` is why it did nothing."""
+
+    moved_bytes: int = 0
+    refused: str = ""
+
+
+class Reformer:
+    """Runs on the workers of the queues by form."""
+
+    def __init__(self, ledger: Ledger, room: Room) -> None:
+        self._ledger = ledger
+        self._tiers = ledger.tiers
+        self._room = room
+
+    # -- coding -----------------------------------------------------------------------------------------------------
+
+    def compress(self, prefix_id: str, codec: str, cause: CauseOf, parent: SpanContext = NO_SPAN) -> Reformed:
+        """FULL -> COMPRESSED: the history pages in coded form, the native ones freed."""
+        return self._recode(prefix_id, codec, cause, parent)
+
+    def decompress(self, prefix_id: str, cause: CauseOf, parent: SpanContext = NO_SPAN) -> Reformed:
+        """COMPRESSED -> FULL. Only a lossless codec gives native precision back; others are refused."""
+        return self._recode(prefix_id, NATIVE, cause, parent)
+
+    def _recode(self, prefix_id: str, codec: str, cause: CauseOf, parent: SpanContext) -> Reformed:
+        ledger = self._ledger
+        start_ns = ledger.clock.monotonic_ns()
+        with ledger.lock:
+            node = ledger.nodes.get(prefix_id)
+            refused = self._refuse_recode(node, codec)
+            if refused or node is None:
+                return Reformed(refused=refused)
+            holding = node.record.spans[ObjectKind.COMPRESSED_KV]
+            source = holding.gpu
+            node.record.busy = True
+        copy: SlotCopy | None = None
+        try:
+            copy = self._recoded(source, codec) if source is not None else None
+        except (CodecRefused, OutOfMemory, CorruptObject) as error:
+            return Reformed(refused=error.code)
+        finally:
+            with ledger.lock:
+                node.record.busy = False
+                done = copy is not None and self._swap(node, holding, copy, cause, start_ns, parent)
+                ledger.settled.notify_all()
+        return Reformed(moved_bytes=copy.total_bytes) if done and copy is not None else Reformed(refused="leased")
+
+    def _refuse_recode(self, node: PrefixNode | None, codec: str) -> str:
+        if node is None:
+            return "unknown_prefix"
+        wanted = State.COMPRESSED if codec == NATIVE else State.FULL
+        if node.record.state is not wanted:
+            return f"state_is_{node.record.state.lower()}"
+        holding = node.record.spans.get(ObjectKind.COMPRESSED_KV)
+        if holding is None or holding.gpu is None or not self._tiers.materialise:
+            return "nothing_to_code"
+        if codec == NATIVE and holding.gpu.meta.error_bound > 0:
+            return "lossy_cannot_go_back"
+        if not self._ledger.may_leave(node):
+            return "leased"
+        return ""
+
+    def _recoded(self, source: SlotCopy, codec: str) -> SlotCopy:
+        """New slots with the source's pages in another form."""
+        data, _ = self._tiers.gpu_bytes_on_host(source)
+        kind, meta = ObjectKind.COMPRESSED_KV, NATIVE_META
+        if codec == NATIVE:
+            data = self._tiers.codecs[source.meta.codec].decode(data, source.meta)
+        else:
+            data, meta = self._tiers.codecs[codec].encode(data)
+        slots = self._room.take_gpu(page_class(kind, codec), len(source.slots), CauseOf(Cause.PRESSURE, "recode"))
+        copy = self._tiers.new_copy(kind, slots, meta)
+        self._tiers.put(copy, data)
+        return copy
+
+    def _swap(self, node: PrefixNode, holding: Holding, copy: SlotCopy, cause: CauseOf, start_ns: int, parent: SpanContext) -> bool:
+        """Publish the new form. Under the lock. Copies below the GPU keep theirs: each copy names its own form."""
+        record = node.record
+        still = node.parent is not None and record.spans.get(holding.kind) is holding and not record.leases
+        if not still:
+            self._tiers.free_slots(Tier.GPU, copy)
+            return False
+        self._tiers.drop_gpu(holding)
+        holding.gpu = copy
+        self._ledger.graph.changed()
+        self._ledger.place(node)
+        self._ledger.settle(node, cause, bytes_moved=copy.total_bytes, start_ns=start_ns, parent=parent)
+        return True
+
+    # -- offloading -------------------------------------------------------------------------------------------------
+
+    def offload(self, prefix_id: str, tier: Tier, cause: CauseOf, parent: SpanContext = NO_SPAN) -> Reformed:
+        """Move a prefix's objects off the GPU to host or disk."""
+        ledger = self._ledger
+        with ledger.lock:
+            node = ledger.nodes.get(prefix_id)
+            if node is None:
+                return Reformed(refused="unknown_prefix")
+            if not ledger.may_leave(node):
+                return Reformed(refused="leased")
+            if not any(h.gpu is not None for h in node.record.holdings()):
+                return Reformed(refused="not_on_gpu")
+            node.record.busy = True
+            before = self._tiers.gpu.live_bytes
+        self._room.offload_busy(node, tier, cause)
+        with ledger.lock:
+            freed = before - self._tiers.gpu.live_bytes
+            kept = any(h.gpu is not None for h in node.record.holdings()) if node.parent is not None else False
+        return Reformed(refused="no_room_below") if kept else Reformed(moved_bytes=max(0, freed))
+
+    # -- compaction -------------------------------------------------------------------------------------------------
+
+    def compact(self, max_pages: int, parent: SpanContext = NO_SPAN) -> tuple[int, int, int]:
+        """Empty sparse slabs into the holes of fuller ones: (pages moved, bytes moved, slabs freed).
+
+        Leased prefixes stay; at most `max_pages` pages are moved.
+        """
+        ledger, gpu = self._ledger, self._tiers.gpu
+        start_ns = ledger.clock.monotonic_ns()
+        pages = moved = 0
+        with ledger.lock:
+            nodes = list(ledger.nodes.values())
+        for node in nodes:
+            if pages >= max_pages:
+                break
+            n, n_bytes = self._compact_node(node)
+            pages, moved = pages + n, moved + n_bytes
+        with ledger.lock:
+            slabs = gpu.release_empty_slabs()
+            ledger.graph.changed()
+        if ledger.ring.enabled:
+            attributes = ("kvcache.pages", pages, "kvcache.bytes", moved, "kvcache.slabs_freed", slabs)
+            now_ns = ledger.clock.monotonic_ns()
+            ledger.ring.request("kvcache.compact", new_span(parent), parent, start_ns, now_ns, attributes)
+        return pages, moved, slabs
+
+    def _compact_node(self, node: PrefixNode) -> tuple[int, int]:
+        """Move the pages of one free prefix that lie in sparse slabs: take holes, copy, swap if still nobody leased it."""
+        ledger, gpu = self._ledger, self._tiers.gpu
+        with ledger.lock:
+            if node.parent is None or not ledger.may_leave(node) or ledger.graph.in_window:
+                return 0, 0
+            moves = [m for h in node.record.holdings() if (m := self._choose_moves(h)) is not None]
+            node.record.busy = bool(moves)
+        if not moves:
+            return 0, 0
+        if self._tiers.materialise:
+            for copy, chosen, fresh in moves:
+                gpu.write(copy.page_class, fresh, gpu.read(copy.page_class, copy.slots[chosen]))
+        with ledger.lock:
+            node.record.busy = False
+            ledger.settled.notify_all()
+            free = ledger.may_leave(node)
+            for copy, chosen, fresh in moves:
+                old = copy.slots[chosen]
+                if free:
+                    slots = copy.slots.copy()
+                    slots[chosen] = fresh
+                    copy.slots = slots
+                gpu.give(copy.page_class, old if free else fresh)
+        if not free:
+            return 0, 0
+        return sum(len(m[1]) for m in moves), sum(len(m[1]) * m[0].page_bytes for m in moves)
+
+    def _choose_moves(self, holding: Holding) -> tuple[SlotCopy, Slots, Slots] | None:
+        """A holding's pages in sparse slabs (as positions) and as many holes elsewhere. Under the lock."""
+        copy, gpu = holding.gpu, self._tiers.gpu
+        if copy is None or not len(copy.slots):
+            return None
+        sparse = gpu.sparse_slabs(copy.page_class, SPARSE_RATIO)
+        chosen = np.flatnonzero(np.isin(gpu.slab_of(copy.page_class, copy.slots), sparse)).astype(np.int32)
+        fresh = gpu.take_outside(copy.page_class, len(chosen), sparse) if len(chosen) else None
+        return None if fresh is None else (copy, chosen, fresh)
+
+    # -- scrub ------------------------------------------------------------------------------------------------------
+
+    def scrub(self, max_bytes: int, parent: SpanContext = NO_SPAN) -> tuple[int, int, int]:
+        """Read disk copies back and prove them: (objects, bytes, damaged). Damaged ones are quarantined."""
+        ledger = self._ledger
+        start_ns = ledger.clock.monotonic_ns()
+        with ledger.lock:
+            todo = [(n, h) for n in ledger.nodes.values() for h in n.record.holdings() if h.disk is not None]
+        objects = n_bytes = damaged = 0
+        for node, holding in todo:
+            copy = holding.disk
+            if copy is None or n_bytes >= max_bytes:
+                continue
+            try:
+                self._tiers.disk_bytes(copy)
+            except CorruptObject:
+                damaged += 1
+                with ledger.lock:
+                    if holding.disk is copy and node.parent is not None and not node.record.busy:
+                        ledger.quarantine(node, holding, Tier.DISK, CauseOf(Cause.SCRUB, "checksum_mismatch"))
+            except EngineError:
+                break
+            objects += 1
+            n_bytes += copy.file.file_bytes
+        self._tiers.sweep()
+        if ledger.ring.enabled:
+            attributes = ("kvcache.objects", objects, "kvcache.bytes", n_bytes, "kvcache.damaged", damaged)
+            now_ns = ledger.clock.monotonic_ns()
+            failed = f"{damaged} damaged objects" if damaged else ""
+            ledger.ring.request("kvcache.scrub", new_span(parent), parent, start_ns, now_ns, attributes, failed)
+        return objects, n_bytes, damaged

@@ -1,0 +1,409 @@
+"""Making room: who leaves the GPU, the host and the disk when something new must fit.
+
+Tail before head and leaves before parents (the orders see to it), never what is leased, pinned or being worked on.
+A prefix leaves the GPU by the cheapest way that keeps it: it already has a copy below; the host takes it; the disk
+takes it; else it is evicted. Checkpoints have a budget of their own and leave before span objects do.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import torch
+
+from engine.config import EngineConfig
+from engine.consistency.admission import shortfall
+from engine.consistency.prefix import CauseOf
+from engine.consistency.state import Cause
+from engine.errors import CorruptObject, EngineError, OutOfMemory
+from engine.memory.arena import Slots
+from engine.memory.checksum import PageSums
+from engine.memory.diskfile import ObjectHeader
+from engine.memory.holding import DiskCopy, Holding, SlotCopy, Tier
+from engine.model.objects import BOUNDARY_KINDS
+from engine.schedule.ledger import Ledger, PrefixNode
+
+_BOUNDARY_CLASSES = frozenset(str(kind) for kind in BOUNDARY_KINDS)
+_TRIES = 100_000
+"""A bound on one search for room; each try makes one prefix smaller, so it is never reached in practice."""
+
+
+class Room:
+    """Called without the engine lock; takes it step by step, so that a long search blocks nobody for long."""
+
+    def __init__(self, ledger: Ledger, config: EngineConfig) -> None:
+        self._ledger = ledger
+        self._tiers = ledger.tiers
+        self._budget_bytes = int(ledger.tiers.gpu.total_bytes * config.checkpoint_budget_ratio)
+
+    # -- GPU --------------------------------------------------------------------------------------------------------
+
+    def take_gpu(self, page_class: str, n: int, cause: CauseOf) -> Slots:
+        """`n` slots, evicting as needed. Raises `OutOfMemory` when everything that could leave is leased or pinned."""
+        ledger = self._ledger
+        boundary_object = page_class in _BOUNDARY_CLASSES
+        for _ in range(_TRIES):
+            with ledger.lock:
+                if not boundary_object or self._within_budget(page_class, n):
+                    slots = self._tiers.gpu.take(page_class, n)
+                    if slots is not None:
+                        return slots
+                if ledger.graph.in_window:
+                    raise OutOfMemory("no room, and a CUDA graph window is open: nothing may move until its safe point")
+                if boundary_object and self._shed_checkpoint(cause):
+                    continue
+                if boundary_object and not self._within_budget(page_class, n):
+                    raise OutOfMemory(f"the checkpoint budget of {self._budget_bytes:,} bytes is leased or pinned")
+                node, copying = self._begin_shed(cause)
+            if node is None:
+                raise OutOfMemory(
+                    f"{n} {page_class} slots do not fit the GPU tier: all of its prefixes are leased, pinned or busy"
+                )
+            if copying:
+                self._finish_shed(node, cause)
+        raise OutOfMemory(f"no room for {n} {page_class} slots after {_TRIES:,} evictions")
+
+    def keep_caps(self, new_prefixes: int, new_gpu_bytes: int) -> bool:
+        """Evict until the new prefixes and bytes stay within the admission caps. False: they cannot be kept."""
+        ledger = self._ledger
+        cause = CauseOf(Cause.CAP)
+        for _ in range(_TRIES):
+            with ledger.lock:
+                short = shortfall(ledger.caps, ledger.usage(), new_prefixes, new_gpu_bytes)
+                if short.none:
+                    return True
+                if short.prefixes > 0:
+                    leaf = self._oldest_leaf()
+                    if leaf is None:
+                        return False
+                    ledger.remove(leaf, cause)
+                    continue
+                node, copying = self._begin_shed(cause)
+            if node is None:
+                return False
+            if copying:
+                self._finish_shed(node, cause)
+        return False
+
+    def _within_budget(self, page_class: str, n: int) -> bool:
+        n_bytes = n * self._tiers.gpu.slot_bytes(page_class)
+        return self._ledger.checkpoint_gpu_bytes + n_bytes <= self._budget_bytes
+
+    def _shed_checkpoint(self, cause: CauseOf) -> bool:
+        """Drop the oldest checkpoint's GPU blocks; altogether when it has no copy below. Under the lock."""
+        ledger = self._ledger
+        for node, boundary in ledger.checkpoints.oldest(lambda key: ledger.may_leave(key[0])):
+            checkpoint = node.record.checkpoints[boundary]
+            blocks = [b for b in checkpoint.blocks.values() if b.gpu is not None and len(b.gpu.slots)]
+            if not blocks:
+                ledger.checkpoints.discard((node, boundary))
+                continue
+            if all(b.below for b in blocks):
+                moved = sum(ledger.block_left_gpu(b) for b in blocks)
+                ledger.checkpoints.discard((node, boundary))
+                ledger.settle(node, cause, bytes_moved=moved, always=True)
+            else:
+                ledger.drop_checkpoint(node, boundary)
+                ledger.settle(node, cause)
+            for block in blocks:
+                key = (str(cause.cause), str(block.kind))
+                ledger.counters.evictions[key] = ledger.counters.evictions.get(key, 0) + 1
+            ledger.place(node)
+            return True
+        return False
+
+    def _begin_shed(self, cause: CauseOf) -> tuple[PrefixNode | None, bool]:
+        """Choose the next prefix to leave the GPU. Done at once if no bytes move; else it is marked busy and returned
+        with True. Under the lock."""
+        ledger = self._ledger
+        for node in ledger.orders[Tier.GPU].oldest(ledger.may_leave):
+            record = node.record
+            held = [h for h in record.holdings() if h.gpu is not None]
+            if all(h.below or h.n_pages == 0 for h in held):
+                self._leave_gpu(node, cause)
+                return node, False
+            if self._tiers.materialise and (self._tiers.host is not None or self._tiers.disk is not None):
+                record.busy = True
+                return node, True
+            if not node.children:
+                ledger.remove(node, cause)
+                return node, False
+        return None, False
+
+    def _leave_gpu(self, node: PrefixNode, cause: CauseOf, start_ns: int = 0) -> int:
+        """Free the GPU copies of everything that has a copy below. Under the lock."""
+        ledger = self._ledger
+        moved = 0
+        for holding in node.record.spans.values():
+            if holding.below:
+                moved += self._tiers.drop_gpu(holding)
+        for boundary, checkpoint in node.record.checkpoints.items():
+            for block in checkpoint.blocks.values():
+                if block.below:
+                    moved += ledger.block_left_gpu(block)
+            ledger.checkpoints.discard((node, boundary))
+        ledger.place(node)
+        ledger.settle(node, cause, bytes_moved=moved, start_ns=start_ns, always=True)
+        return moved
+
+    def offload_busy(self, node: PrefixNode, tier: Tier, cause: CauseOf) -> None:
+        """An operator's or a policy's offload of a prefix the caller marked busy; it is kept where it is if `tier`
+        does not take it."""
+        start_ns = self._ledger.clock.monotonic_ns()
+        if self._copied_down(node, (tier,)):
+            with self._ledger.lock:
+                if self._ledger.may_leave(node) and node.parent is not None:
+                    self._leave_gpu(node, cause, start_ns)
+
+    def _copied_down(self, node: PrefixNode, tiers: tuple[Tier, ...]) -> bool:
+        """Copy a busy prefix to the first tier that takes it, and end its being busy."""
+        ledger = self._ledger
+        try:
+            return any(self._copy_down(node, tier) for tier in tiers)
+        except CorruptObject:  # quarantined where it was found
+            return False
+        finally:
+            with ledger.lock:
+                node.record.busy = False
+                ledger.settled.notify_all()
+
+    def _finish_shed(self, node: PrefixNode, cause: CauseOf) -> None:
+        """Copy a busy prefix below the GPU and free its GPU copies; evict it if nothing below takes it."""
+        ledger = self._ledger
+        start_ns = ledger.clock.monotonic_ns()
+        kept = self._copied_down(node, (Tier.HOST, Tier.DISK))
+        with ledger.lock:
+            if not ledger.may_leave(node) or node.parent is None:
+                return
+            if kept:
+                self._leave_gpu(node, cause, start_ns)
+            elif not node.children:
+                ledger.remove(node, cause)
+            else:
+                ledger.orders[Tier.GPU].touch(node)  # its children must leave first; look at others meanwhile
+        self._tiers.sweep()
+
+    def _oldest_leaf(self) -> PrefixNode | None:
+        ledger = self._ledger
+        for tier in (Tier.DISK, Tier.HOST, Tier.GPU):
+            order = ledger.orders[tier]
+            for node in order.oldest(lambda n: ledger.may_leave(n) and not n.children):
+                return node
+        return None
+
+    # -- downwards --------------------------------------------------------------------------------------------------
+
+    def _copy_down(self, node: PrefixNode, tier: Tier) -> bool:
+        """Give every GPU object of a busy prefix a copy in `tier`. False: no room there, or the tier failed."""
+        if tier is Tier.HOST:
+            if self._tiers.host is None:
+                return False
+            todo = [h for h in node.record.holdings() if h.gpu is not None and not h.below and h.n_pages]
+            return all(self._to_host(h, node) for h in todo)
+        return self.write_to_disk(node)
+
+    def _to_host(self, holding: Holding, node: PrefixNode) -> bool:
+        source = holding.gpu
+        if source is None:
+            return True
+        slots = self._take_host(source.page_class, len(source.slots), node)
+        if slots is None:
+            return False
+        copy = SlotCopy(source.page_class, source.page_bytes, slots, source.meta, None)
+        try:
+            data, copy.sums = self._tiers.gpu_bytes_on_host(source)
+            self._tiers.fill_host(copy, data)
+        except EngineError as error:
+            with self._ledger.lock:
+                self._tiers.free_slots(Tier.HOST, copy)
+                if isinstance(error, CorruptObject):
+                    self._ledger.quarantine(node, holding, Tier.GPU, CauseOf(Cause.CORRUPTION, "checksum_mismatch"))
+            if isinstance(error, CorruptObject):
+                raise
+            return False
+        with self._ledger.lock:
+            holding.host = copy
+            self._ledger.place(node)
+        return True
+
+    def _take_host(self, page_class: str, n: int, wanting: PrefixNode) -> Slots | None:
+        ledger, host = self._ledger, self._tiers.host
+        if host is None:
+            return None
+        need_bytes = n * host.slot_bytes(page_class)
+        cause = CauseOf(Cause.PRESSURE, "host")
+        for _ in range(_TRIES):
+            with ledger.lock:
+                cap = ledger.caps.host_bytes
+                if cap is None or host.live_bytes + need_bytes <= cap:
+                    slots = host.take(page_class, n)
+                    if slots is not None:
+                        return slots
+                node = self._next_to_leave_host(wanting, cause)
+            if node is None:
+                return None
+            if node.record.busy:
+                self._spill(node, cause)
+        return None
+
+    def _next_to_leave_host(self, wanting: PrefixNode, cause: CauseOf) -> PrefixNode | None:
+        """The next prefix off the host: at once if it has other copies, marked busy if it must be written. Under the lock."""
+        ledger = self._ledger
+        for node in ledger.orders[Tier.HOST].oldest(lambda n: n is not wanting and ledger.may_leave(n)):
+            only_here = [h for h in node.record.holdings() if h.host is not None and not h.gpu and not h.disk]
+            if not only_here:
+                self._leave_host(node, cause)
+                return node
+            if self._tiers.disk is not None:
+                node.record.busy = True
+                return node
+            if not node.children:
+                ledger.remove(node, cause)
+                return node
+        return None
+
+    def _leave_host(self, node: PrefixNode, cause: CauseOf) -> None:
+        moved = sum(self._tiers.drop_host(h) for h in node.record.holdings() if h.gpu or h.disk)
+        self._ledger.place(node)
+        self._ledger.settle(node, cause, bytes_moved=moved, always=True)
+
+    def _spill(self, node: PrefixNode, cause: CauseOf) -> None:
+        """Write a busy prefix from the host to disk, then free its host copies; evict it if the disk refuses."""
+        ledger = self._ledger
+        written = False
+        try:
+            with suppress(CorruptObject):
+                written = self.write_to_disk(node)
+        finally:
+            with ledger.lock:
+                node.record.busy = False
+                ledger.settled.notify_all()
+        with ledger.lock:
+            if node.parent is None or not ledger.may_leave(node):
+                return
+            if written:
+                self._leave_host(node, cause)
+            elif not node.children:
+                ledger.remove(node, cause)
+            else:
+                ledger.orders[Tier.HOST].touch(node)
+
+    # -- disk -------------------------------------------------------------------------------------------------------
+
+    def write_to_disk(self, node: PrefixNode, *, may_evict: bool = True) -> bool:
+        """Give a prefix, and every ancestor that has none yet, a disk copy: what is on disk is always reachable from
+        disk alone, so a restart can use it. False: no room or the disk failed. Raises `CorruptObject`."""
+        disk = self._tiers.disk
+        if disk is None:
+            return False
+        with self._ledger.lock:
+            path: list[PrefixNode] = []
+            walk: PrefixNode | None = node
+            while walk is not None and walk.parent is not None:
+                path.append(walk)
+                walk = walk.parent
+        return all(self._write_objects(step, node, may_evict) for step in reversed(path))
+
+    def _write_objects(self, node: PrefixNode, wanting: PrefixNode, may_evict: bool) -> bool:
+        ledger = self._ledger
+        with ledger.lock:
+            if node is not wanting:
+                if node.record.busy:
+                    return False
+                node.record.busy = True
+            tokens = ledger.index.tokens_of(node)
+            record = node.record
+            todo = [(h, record.prefix_id, record.tokens, tokens) for h in record.spans.values()]
+            for c in record.checkpoints.values():
+                todo += [(b, c.checkpoint_id, c.boundary, tokens + c.tail_tokens) for b in c.blocks.values() if b.n_pages]
+        try:
+            return all(
+                self._write_object(node, *item, may_evict) for item in todo if item[0].disk is None and not item[0].absent
+            )
+        finally:
+            if node is not wanting:
+                with ledger.lock:
+                    node.record.busy = False
+                    ledger.settled.notify_all()
+
+    def _write_object(self, node: PrefixNode, holding: Holding, prefix_id: str, boundary: int, tokens: bytes, may_evict: bool) -> bool:
+        ledger, disk = self._ledger, self._tiers.disk
+        copy = holding.gpu or holding.host
+        if disk is None or copy is None:
+            return False
+        data, sums = self._bytes_of(node, holding, copy)
+        guess_bytes = data.numel() + len(tokens) + 8 * len(sums) + 4096
+        if not self._reserve_disk(guess_bytes, node, may_evict):
+            return False
+        header = ObjectHeader(
+            fingerprint=ledger.spec.fingerprint, namespace=node.record.namespace, kind=str(holding.kind),
+            prefix_id=prefix_id, boundary=boundary, first_page=node.record.first_page, n_pages=holding.n_pages,
+            page_class=copy.page_class, content_version=holding.content_version, built_from=holding.built_from,
+            codec=copy.meta, written_ns=ledger.clock.wall_ns(),
+        )  # fmt: skip
+        try:
+            file = self._tiers.write_file(disk.next_name(header), header, data, sums, tokens)
+        except EngineError:
+            with ledger.lock:
+                disk.unreserve(guess_bytes)
+            return False
+        with ledger.lock:
+            disk.unreserve(guess_bytes - file.file_bytes)
+            disk.record(file)
+            holding.disk = DiskCopy(file, copy.page_class, 0, holding.n_pages, copy.meta, copy.page_bytes)
+            ledger.place(node)
+        return True
+
+    def _bytes_of(self, node: PrefixNode, holding: Holding, copy: SlotCopy) -> tuple[torch.Tensor, PageSums]:
+        tier = Tier.GPU if copy is holding.gpu else Tier.HOST
+        try:
+            return self._tiers.gpu_bytes_on_host(copy) if tier is Tier.GPU else self._tiers.host_bytes(copy)
+        except CorruptObject:
+            with self._ledger.lock:
+                self._ledger.quarantine(node, holding, tier, CauseOf(Cause.CORRUPTION, "checksum_mismatch"))
+            raise
+
+    def _reserve_disk(self, n_bytes: int, wanting: PrefixNode, may_evict: bool) -> bool:
+        ledger, disk = self._ledger, self._tiers.disk
+        if disk is None:
+            return False
+        cause = CauseOf(Cause.PRESSURE, "disk")
+        for _ in range(_TRIES):
+            with ledger.lock:
+                cap = ledger.caps.disk_bytes
+                if (cap is None or disk.used_bytes + n_bytes <= cap) and disk.reserve(n_bytes):
+                    return True
+                if not may_evict or not self._shed_disk(wanting, cause):
+                    return False
+            self._tiers.sweep()
+        return False
+
+    def _shed_disk(self, wanting: PrefixNode, cause: CauseOf) -> bool:
+        """Drop the oldest prefix's disk copies, leaves first so that the disk stays closed under ancestors."""
+        ledger = self._ledger
+
+        def may_go(node: PrefixNode) -> bool:
+            below = any(child in ledger.orders[Tier.DISK] for child in node.children.values())
+            return not below and ledger.may_leave(node) and not _is_ancestor(node, wanting)
+
+        for node in ledger.orders[Tier.DISK].oldest(may_go):
+            only_here = [h for h in node.record.holdings() if h.disk is not None and not h.gpu and not h.host]
+            if only_here and node.children:
+                continue
+            if only_here:
+                ledger.remove(node, cause)
+            else:
+                for holding in node.record.holdings():
+                    self._tiers.drop_disk(holding)
+                ledger.place(node)
+            return True
+        return False
+
+
+def _is_ancestor(node: PrefixNode, of: PrefixNode) -> bool:
+    walk: PrefixNode | None = of
+    while walk is not None:
+        if walk is node:
+            return True
+        walk = walk.parent
+    return False

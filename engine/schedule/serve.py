@@ -1,0 +1,295 @@
+"""Acquire: from tokens to a lease. Match, plan, recover if it pays, validate and pin in one atomic step, explain."""
+
+from __future__ import annotations
+
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+
+from engine.clock import NS_PER_S
+from engine.config import EngineConfig, Mode
+from engine.consistency.lease import Explanation, Lease, LeaseSource, pin_path, unpin_path
+from engine.consistency.prefix import CauseOf
+from engine.consistency.state import Cause
+from engine.index.radix import TOKEN_BYTES
+from engine.memory.holding import Bound, Tier
+from engine.model.objects import ObjectKind
+from engine.schedule.ledger import Ledger, PrefixNode
+from engine.schedule.plan import Outlook, Planner, RecoveryPlan, kinds_served
+from engine.schedule.queues import Form, FormQueues, QueueFull
+from engine.schedule.recovery import Recovery, RestoreJob, count_checks, deadline_after
+from engine.schedule.validation import Boundary, Verdict
+from engine.telemetry.ring import SpanContext, new_span
+
+_ATTEMPTS = 4
+"""Rounds of plan and restore in one acquire; each later one has less deadline left."""
+
+
+_NOT_SERVED = (Verdict.FAIL, Verdict.REPAIRABLE)
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """One acquire on its way."""
+
+    namespace: str
+    tokens: bytes
+    mode: Mode
+    parent: SpanContext
+    span: SpanContext
+    start_ns: int
+    deadline_ns: int
+    reason: str = ""
+    restored_from: Tier | None = None
+    pinned: list[PrefixNode] = field(default_factory=list)
+
+    def avoid(self, tier: Tier) -> None:
+        """The tier's queue is full: go on as if the mode forbade it."""
+        self.reason = "queue_full"
+        least = Mode.NO_DISK if tier is Tier.DISK else Mode.RESIDENT_ONLY
+        self.mode = max(self.mode, least, key=lambda m: m.rung)
+
+
+class Server:
+    """Answers acquires. `mode` is read afresh each time: it is desired state."""
+
+    def __init__(
+        self, ledger: Ledger, planner: Planner, recovery: Recovery, queues: FormQueues, config: EngineConfig, source: LeaseSource
+    ) -> None:
+        self._ledger = ledger
+        self._planner = planner
+        self._recovery = recovery
+        self._queues = queues
+        self._config = config
+        self._source = source
+        self._page_tokens = ledger.spec.page_tokens
+        self.checkpoint_every_tokens = config.checkpoint_every_tokens
+
+    def acquire(self, namespace: str, tokens: bytes, mode: Mode, deadline_s: float, parent: SpanContext) -> Lease:
+        """A lease in every case; a miss is a lease of no tokens. Waits for restores no longer than the deadline."""
+        ledger = self._ledger
+        start_ns = ledger.clock.monotonic_ns()
+        request = _Request(namespace, tokens, mode, parent, new_span(parent), start_ns, deadline_after(start_ns, deadline_s))
+        try:
+            for attempt in range(_ATTEMPTS):
+                with ledger.lock:
+                    outlook = self._outlook(request, last=attempt == _ATTEMPTS - 1)
+                    if attempt == 0:
+                        self._record_refusals(outlook, request.span)
+                    request.reason = request.reason or outlook.reason
+                    plan = next(iter(outlook.plans), None)
+                    if plan is None or plan.ready:
+                        return self._grant(request, outlook, plan)
+                    job = self._begin(plan, request)
+                if job is None:
+                    request.avoid(plan.slowest_tier)
+                else:
+                    self._await(job, request)
+                    if not job.failure and job.steps:
+                        request.restored_from = _slower(request.restored_from, plan.slowest_tier)
+            raise AssertionError("unreachable: the last round plans with no time for restores")
+        finally:
+            if request.pinned:
+                with ledger.lock:
+                    for node in request.pinned:
+                        unpin_path(node)
+
+    def _outlook(self, request: _Request, *, last: bool) -> Outlook:
+        match = self._ledger.index.match(request.namespace, request.tokens)
+        if request.mode is Mode.BYPASS:
+            return Outlook(match, match.pages * self._page_tokens, [], [], "mode_bypass")
+        left_ns = 0 if last else max(0, request.deadline_ns - self._ledger.clock.monotonic_ns())
+        return self._planner.outlook(match, request.tokens, request.mode, left_ns / NS_PER_S)
+
+    # -- recovery ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, plan: RecoveryPlan, request: _Request) -> RestoreJob | None:
+        """Mark the plan's restore, or wait a little if another thread works on one of its prefixes. Under the lock.
+
+        None: the queue is full, so this request does without the tier.
+        """
+        ledger, boundary = self._ledger, plan.boundary
+        span = request.span
+        target = boundary.nodes[-1]
+        wanted = boundary.checkpoint.boundary if boundary.checkpoint is not None and not boundary.replay_tokens else None
+        steps = [n for n in boundary.nodes if not n.record.resident or (n is target and not _ready(n, wanted))]
+        cause = CauseOf(Cause.RESTORE, "acquire", span.hex_trace, span.hex_span)
+        job = RestoreJob(steps, target, wanted, cause, span, request.deadline_ns)
+        if any(n.record.busy for n in steps):
+            job.steps = []
+            left_s = (request.deadline_ns - ledger.clock.monotonic_ns()) / NS_PER_S
+            ledger.settled.wait(max(0.001, min(0.05, left_s)))
+            return job
+        if self._queues[Form.OFFLOADED].full:
+            return None
+        pin_path(target)
+        request.pinned.append(target)
+        count_checks(ledger, plan.checks)
+        ledger.ring.check_batch(span, boundary.prefix_id, boundary.tokens, "plan", plan.checks, plan.times)
+        self._recovery.prepare(job)
+        return job
+
+    def _await(self, job: RestoreJob, request: _Request) -> None:
+        """Run the job on its queue and wait for it until the deadline; notes on the request why it did not work."""
+        if not job.steps:
+            return
+        try:
+            future = self._queues[Form.OFFLOADED].submit(lambda: self._recovery.run(job))
+        except QueueFull:
+            job.failure = "queue_full"
+            self._recovery.run(job)  # undoes the marks: with a failure set, every step goes back to where it was
+        else:
+            left_s = (request.deadline_ns - self._ledger.clock.monotonic_ns()) / NS_PER_S
+            try:
+                future.result(timeout=max(0.001, left_s))
+            except FutureTimeout:
+                job.late = True
+                request.reason = "restore_late"
+                return
+        request.reason = job.failure
+
+    # -- the atomic end ---------------------------------------------------------------------------------------------
+
+    def _grant(self, request: _Request, outlook: Outlook, plan: RecoveryPlan | None) -> Lease:
+        """Validate once more, bind, pin and explain, in one step under the lock."""
+        ledger = self._ledger
+        boundary = plan.boundary if plan is not None else None
+        if boundary is not None:
+            boundary.final, boundary.restored = True, request.restored_from is not None
+            checks, times = self._planner.validate(boundary)
+            count_checks(ledger, checks)
+            ledger.ring.check_batch(request.span, boundary.prefix_id, boundary.tokens, "final", checks, times)
+            if bad := next((c for c in checks if c.verdict in _NOT_SERVED), None):
+                request.reason, boundary = bad.reason, None
+        lease = self._lease(request, outlook, boundary)
+        now_ns = ledger.clock.monotonic_ns()
+        ledger.leases.grant(lease, now_ns)
+        if boundary is not None:
+            ledger.touch(boundary.nodes, now_ns)
+            if boundary.checkpoint is not None:
+                ledger.checkpoints.touch((boundary.nodes[-1], boundary.tokens))
+        self._count(lease, boundary)
+        self._record(lease, request, now_ns)
+        return lease
+
+    def _lease(self, request: _Request, outlook: Outlook, boundary: Boundary | None) -> Lease:
+        prompt_tokens = len(request.tokens) // TOKEN_BYTES
+        lcp = outlook.lcp_tokens
+        usable = boundary.tokens if boundary is not None else 0
+        lcp = max(lcp, usable)
+        outcome = "miss" if not usable else ("hit" if usable == lcp else "partial")
+        if request.mode is Mode.BYPASS:
+            outcome = "bypass"
+        gap = "none" if usable == lcp and lcp else ("new_content" if not lcp else request.reason or "no_checkpoint")
+        spans, blocks = self._bind(boundary) if boundary is not None else ({}, {})
+        last = boundary.nodes[-1].record if boundary is not None else None
+        explanation = Explanation(
+            outcome=outcome,
+            reason=gap,
+            prefix_id=boundary.prefix_id if boundary is not None else "",
+            state=str(last.state) if last is not None else "",
+            tier="" if boundary is None else str(request.restored_from or Tier.GPU),
+            codec=_codec(spans),
+            mode=str(request.mode),
+            trace_id=request.span.hex_trace,
+            span_id=request.span.hex_span,
+        )
+        return Lease(
+            self._source,
+            namespace=request.namespace,
+            prompt_tokens=prompt_tokens,
+            lcp_tokens=lcp,
+            usable_tokens=usable,
+            replay_tokens=boundary.replay_tokens if boundary is not None else 0,
+            checkpoint_hints=self._hints(prompt_tokens, outlook, boundary),
+            explanation=explanation,
+            node=boundary.nodes[-1] if boundary is not None else None,
+            pages=boundary.pages if boundary is not None else 0,
+            spans=spans,
+            blocks=blocks,
+        )
+
+    def _bind(self, boundary: Boundary) -> tuple[dict[ObjectKind, list[Bound]], dict[ObjectKind, Bound]]:
+        tiers = self._ledger.tiers
+        spans: dict[ObjectKind, list[Bound]] = {kind: [] for kind in boundary.nodes[-1].record.spans}
+        for node in boundary.nodes:
+            record = node.record
+            last = min(record.n_pages, boundary.pages - record.first_page)
+            for kind, holding in record.spans.items():
+                spans[kind].append(tiers.bind(holding, 0, last))
+        checkpoint = boundary.checkpoint
+        if checkpoint is None or boundary.replay_tokens:
+            return spans, {}
+        return spans, {k: tiers.bind(b, 0, b.n_pages) for k, b in checkpoint.blocks.items() if b.n_pages}
+
+    def _hints(self, prompt_tokens: int, outlook: Outlook, boundary: Boundary | None) -> tuple[int, ...]:
+        """Positions past the resume point where a checkpoint pays: branch point, end of prompt, every N tokens."""
+        resume = boundary.tokens - boundary.replay_tokens if boundary is not None else 0
+        usable = boundary.tokens if boundary is not None and boundary.checkpoint is not None else 0
+        branch = outlook.match.pages * self._page_tokens
+        found = {prompt_tokens}
+        if branch > max(resume, usable):
+            found.add(branch)
+        if every := self.checkpoint_every_tokens:
+            found.update(range((resume // every + 1) * every, prompt_tokens, every))
+        return tuple(sorted(b for b in found if b > resume and b >= self._page_tokens))
+
+    # -- counting and recording -------------------------------------------------------------------------------------
+
+    def _count(self, lease: Lease, boundary: Boundary | None) -> None:
+        c = self._ledger.counters
+        c.requests += 1
+        c.prompt_tokens += lease.prompt_tokens
+        c.lcp_tokens += lease.lcp_tokens
+        c.usable_tokens += lease.usable_tokens
+        c.replay_tokens += lease.replay_tokens
+        asked = c.by_namespace.setdefault(lease.namespace, [0, 0])
+        asked[0] += lease.prompt_tokens
+        asked[1] += 1
+        why = lease.explanation
+        c.by_outcome[why.outcome] = c.by_outcome.get(why.outcome, 0) + 1
+        if lease.lcp_tokens > lease.usable_tokens:
+            c.by_gap[why.reason] = c.by_gap.get(why.reason, 0) + lease.lcp_tokens - lease.usable_tokens
+        if boundary is None:
+            return
+        boundary.nodes[-1].record.tokens_served += lease.usable_tokens
+        kinds = kinds_served(boundary)
+        if why.tier == "disk":
+            kinds.append(ObjectKind.DISK_PREFIX)
+        for kind in kinds:
+            row = c.by_hit.setdefault((str(kind), why.state, why.tier), [0, 0])
+            row[0] += lease.usable_tokens
+            row[1] += 1
+
+    def _record(self, lease: Lease, request: _Request, end_ns: int) -> None:
+        if not self._ledger.ring.enabled:
+            return
+        why = lease.explanation
+        attributes: tuple[object, ...] = (
+            "kvcache.namespace", lease.namespace, "kvcache.prompt_tokens", lease.prompt_tokens,
+            "kvcache.lcp_tokens", lease.lcp_tokens, "kvcache.usable_tokens", lease.usable_tokens,
+            "kvcache.replay_tokens", lease.replay_tokens,
+            "gen_ai.usage.cache_read.input_tokens", lease.usable_tokens - lease.replay_tokens,
+            "kvcache.outcome", why.outcome, "kvcache.reason", why.reason, "kvcache.mode", why.mode,
+        )  # fmt: skip
+        if lease.usable_tokens:
+            attributes += ("kvcache.prefix.id", why.prefix_id, "kvcache.state", why.state, "kvcache.tier", why.tier)
+        self._ledger.ring.request("kvcache.acquire", request.span, request.parent, request.start_ns, end_ns, attributes)
+
+    def _record_refusals(self, outlook: Outlook, span: SpanContext) -> None:
+        for boundary, checks, times in outlook.refused:
+            count_checks(self._ledger, checks)
+            self._ledger.ring.check_batch(span, boundary.prefix_id, boundary.tokens, "plan", checks, times)
+
+
+def _ready(node: PrefixNode, boundary: int | None) -> bool:
+    return boundary is None or node.record.checkpoints[boundary].on_gpu
+
+
+def _slower(one: Tier | None, other: Tier) -> Tier:
+    return Tier.DISK if Tier.DISK in (one, other) else Tier.HOST
+
+
+def _codec(spans: dict[ObjectKind, list[Bound]]) -> str:
+    """The codec a hit is decoded with; "mixed" when the path has more than one."""
+    names = {bound.meta.codec for bounds in spans.values() for bound in bounds if bound.meta.codec != "native"}
+    return "native" if not names else (names.pop() if len(names) == 1 else "mixed")
