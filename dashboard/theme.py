@@ -70,8 +70,8 @@ MODE_HELP = {
 VALIDATIONS = ("compressed_complete", "tail_intact", "window_fresh", "indexer_synced", "disk_reloaded")
 MARKS = {
     "desired": Look(label="desired state", color=BLUE, symbol="triangle-down"),
-    "evict": Look(label="evict command", color=ORANGE, symbol="x"),
-    "command": Look(label="command", color=SKY, symbol="square"),
+    "evict": Look(label="evict", color=ORANGE, symbol="x"),
+    "warm": Look(label="warm", color=SKY, symbol="square"),
     "policy": Look(label="policy action", color=GREEN, symbol="diamond"),
     "quarantine": Look(label="quarantine", color=VERMILLION, symbol="cross"),
     "alert": Look(label="alert", color=PURPLE, symbol="star"),

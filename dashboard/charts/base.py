@@ -7,9 +7,11 @@ import datetime as dt
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.theme import GRID, MARKS, RULE, Look
+from dashboard.theme import GREY, GRID, MARKS, RULE, Look
+from dashboard.wording import bytes_text
 
 MARK_COLUMNS = ("at", "kind", "text")
+MOST_MARKED_POINTS = 200
 MAX_MARKS = 40  # more become one mark a time slot: a wall of lines hides the curve
 
 
@@ -47,7 +49,7 @@ def add_line(figure: go.Figure, values: pd.Series, look: Look, *, hover: str, st
             x=list(series.index),
             y=[None if pd.isna(value) else float(value) for value in series],
             name=look.label,
-            mode="lines+markers",
+            mode="lines+markers" if len(series) <= MOST_MARKED_POINTS else "lines",
             line={"color": look.color, "dash": look.dash, "width": 2, "shape": "hv" if step else "linear"},
             marker={"size": 4, "color": look.color},
             hovertemplate=hover,
@@ -65,6 +67,15 @@ def add_threshold(figure: go.Figure, value: float, text: str) -> None:
         annotation_position="top right",
         annotation_font_size=11,
     )
+
+
+def byte_axis(figure: go.Figure, largest: float, **where: int) -> None:
+    """Ticks of the y axis at round binary sizes: SI prefixes beside GiB in the text would not agree."""
+    step = 1.0
+    while largest / step > 5:
+        step *= 2
+    ticks = [step * position for position in range(int(largest // step) + 2)]
+    figure.update_yaxes(tickvals=ticks, ticktext=[bytes_text(tick).replace(".0 ", " ") for tick in ticks], **where)
 
 
 def window(figure: go.Figure, since: dt.datetime, until: dt.datetime) -> go.Figure:
@@ -96,7 +107,7 @@ def add_marks(figure: go.Figure, marks: pd.DataFrame) -> go.Figure:
         yaxis9={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True, "showgrid": False}
     )
     for kind, group in shown.groupby("kind", sort=False):
-        look = MARKS.get(str(kind), MARKS["command"])
+        look = MARKS.get(str(kind), Look(label=str(kind), color=GREY, symbol="circle"))
         figure.add_trace(
             go.Scatter(
                 x=list(group["at"]),

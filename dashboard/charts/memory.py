@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.charts.base import add_line, add_marks, time_figure
+from dashboard.charts.base import add_line, add_marks, byte_axis, time_figure
 from dashboard.theme import BLUE, GREEN, GREY, GRID, MODES, ORANGE, TIERS, VERMILLION, Look, nth_look, tier_look
 from dashboard.wording import bytes_text
 
@@ -73,10 +73,13 @@ def tier_fill(tiers: Mapping[str, Mapping[str, Any]]) -> go.Figure:
 def tier_bytes_over_time(points: pd.DataFrame, marks: pd.DataFrame) -> go.Figure:
     """Bytes in use (live and pinned) by tier. `points` has minute, tier, used_bytes."""
     figure = time_figure(y_title="bytes in use")
+    largest = 0.0
     for tier in [name for name in TIERS if name in set(points["tier"])]:
         values = points[points["tier"] == tier].groupby("minute")["used_bytes"].sum()
-        add_line(figure, values, tier_look(tier), hover="%{y:.3s}B")
-    figure.update_yaxes(tickformat=".3~s", ticksuffix="B")
+        add_line(figure, values, tier_look(tier), hover="%{customdata}")
+        figure.data[-1].update(customdata=[bytes_text(value) for value in figure.data[-1].y])
+        largest = max(largest, float(values.max()))
+    byte_axis(figure, largest)
     return add_marks(figure, marks)
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from dashboard.charts.base import byte_axis
 from dashboard.theme import GREY, GRID, RULE, STATES, TIERS, Look, tier_look
 from dashboard.wording import bytes_text, moment_text
 
@@ -79,8 +80,10 @@ def version_timeline(versions: pd.DataFrame, now: dt.datetime) -> go.Figure:
     )
     figure.update_xaxes(type="date", gridcolor=GRID)
     figure.update_yaxes(showticklabels=False, row=1, col=1)
-    figure.update_yaxes(gridcolor=GRID, rangemode="tozero", tickformat=".3~s", ticksuffix="B", row=2, col=1)
+    figure.update_yaxes(gridcolor=GRID, rangemode="tozero", row=2, col=1)
     figure.update_yaxes(title_text="bytes held", row=2, col=1)
+    held = versions[["gpu_bytes", "host_bytes", "disk_bytes"]].to_numpy()
+    byte_axis(figure, float(held.max()) if held.size else 0.0, row=2, col=1)
     return figure
 
 

@@ -6,8 +6,9 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from controlplane.store.queries import bucket_quantile
 from dashboard.charts.base import add_line, add_marks, add_threshold, by_minute, time_figure
-from dashboard.charts.quantiles import merge, quantile
+from dashboard.charts.histograms import merge
 from dashboard.theme import GRID, TIERS, VERMILLION, Look, tier_look
 
 
@@ -51,8 +52,8 @@ def latency_quantiles(io: pd.DataFrame) -> pd.DataFrame:
                 "minute": minute,
                 "tier": tier,
                 "direction": direction,
-                "p50": quantile(bounds, counts, 0.5),
-                "p99": quantile(bounds, counts, 0.99),
+                "p50": bucket_quantile(bounds, counts, 0.5),
+                "p99": bucket_quantile(bounds, counts, 0.99),
                 "operations": sum(counts),
             }
         )

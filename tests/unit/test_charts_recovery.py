@@ -7,7 +7,7 @@ import pytest
 
 from dashboard.charts import memory, prefix, recovery
 from dashboard.charts.base import MARK_COLUMNS
-from dashboard.charts.quantiles import merge, quantile
+from dashboard.charts.histograms import merge
 
 START = dt.datetime(2026, 1, 2, 3, 0, tzinfo=dt.UTC)
 NO_MARKS = pd.DataFrame(columns=list(MARK_COLUMNS))
@@ -39,21 +39,6 @@ def test_the_threshold_is_a_named_line_inside_the_picture():
     assert figure.layout.shapes[0].y0 == 0.2
     assert figure.layout.annotations[0].text == "degrades above 20%"
     assert figure.layout.yaxis.range[1] > 0.2
-
-
-@pytest.mark.parametrize(
-    ("counts", "q", "expected"),
-    [
-        ([10, 0, 0], 0.5, 0.5),
-        ([0, 10, 0], 0.5, 1.5),
-        ([5, 5, 0], 0.99, 1.98),
-        ([0, 0, 4], 0.5, 2.0),
-        ([0, 0, 0], 0.5, None),
-    ],
-)
-def test_quantiles_are_linear_inside_a_bucket(counts, q, expected):
-    found = quantile([1.0, 2.0], counts, q)
-    assert found == (expected if expected is None else pytest.approx(expected))
 
 
 def test_histograms_with_other_bounds_are_not_added_up():
@@ -140,3 +125,9 @@ def test_the_timeline_has_a_band_a_state_and_a_mark_a_version():
     assert "v2 → COMPRESSED" in marks.text[1]
     held = next(trace for trace in figure.data if trace.name == "GPU bytes")
     assert list(held.y) == [1024.0, 1024.0, 1024.0]
+
+
+def test_byte_axes_have_round_binary_ticks():
+    points = pd.DataFrame({"minute": [at(0)], "tier": ["gpu"], "used_bytes": [11 * 2**30]})
+    figure = memory.tier_bytes_over_time(points, NO_MARKS)
+    assert list(figure.layout.yaxis.ticktext) == ["0 B", "4 GiB", "8 GiB", "12 GiB"]

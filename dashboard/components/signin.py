@@ -1,0 +1,54 @@
+"""Signing in: a one-time link from the address, or a token typed into a form."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from controlplane.errors import ControlPlaneError
+from dashboard import control, session
+
+
+def sign_in_gate() -> session.Person | None:
+    """The person who is signed in; otherwise draws the sign-in page and returns None."""
+    link_token = session.take_link_token()
+    if link_token and session.person() is None:
+        _redeem(link_token)
+    someone = session.person()
+    if someone is None:
+        _form()
+    return someone
+
+
+def _redeem(link_token: str) -> None:
+    try:
+        session.sign_in(control.redeem(link_token))
+    except ControlPlaneError as error:
+        session.leave_notice(f"The link could not be used. {error.message} {error.hint}")
+
+
+def _form() -> None:
+    _, middle, _ = st.columns([1, 1.4, 1])
+    with middle:
+        st.title("kvdeck")
+        st.markdown("Sign in with a token. `kvdeck up` prints a one-time link that signs you in by itself.")
+        notice = session.take_notice()
+        if notice:
+            st.warning(notice, icon=":material/warning:")
+        with st.form("kv_sign_in", border=True):
+            token = st.text_input("Token", type="password", autocomplete="off", placeholder="kvd_…")
+            sent = st.form_submit_button("Sign in", type="primary")
+        st.caption("A new token: `kvdeck token issue --role operator`. Viewers look, operators also act.")
+        if sent:
+            _try(token.strip())
+
+
+def _try(token: str) -> None:
+    if not token:
+        st.error("Paste a token first.", icon=":material/block:")
+        return
+    try:
+        session.sign_in(control.identify(token))
+    except ControlPlaneError as error:
+        st.error(f"**Not signed in.** {error.message} {error.hint}".strip(), icon=":material/block:")
+        return
+    st.rerun()

@@ -1,0 +1,107 @@
+"""The dashboard's line to the control plane: signing in, and every action, with the token of whoever clicked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from controlplane.api.client import ControlPlaneClient
+from controlplane.errors import Forbidden
+from controlplane.settings import Settings
+from controlplane.steering.deed import new_traceparent
+from dashboard.session import ROLES, Person
+
+LOOK_SECONDS = 2.0  # a page must not wait for a control plane that is gone
+ACT_SECONDS = 10.0
+
+
+@cache
+def settings() -> Settings:
+    """The settings this process started with."""
+    return Settings.from_environment()
+
+
+@contextmanager
+def client(token: str | None, *, timeout_seconds: float = ACT_SECONDS) -> Iterator[ControlPlaneClient]:
+    """A client for one action. Its methods raise ControlPlaneErrors, as do all functions here."""
+    with ControlPlaneClient(settings().api_url, token, timeout_seconds=timeout_seconds) as opened:
+        yield opened
+
+
+def health() -> None:
+    """Raises Unreachable when nothing answers, Unavailable when the control plane cannot read its database."""
+    with client(None, timeout_seconds=LOOK_SECONDS) as line:
+        line.health()
+
+
+def redeem(link_token: str) -> Person:
+    """Spend a one-time link."""
+    with client(None) as line:
+        said = line.redeem(link_token)
+    return Person(name=str(said["name"]), role=str(said["role"]), token=str(said["session_token"]))
+
+
+def identify(token: str) -> Person:
+    """Who a token belongs to. An engine's token is nobody's: it may not look."""
+    with client(token, timeout_seconds=LOOK_SECONDS) as line:
+        said = line.me()
+    role = str(said["role"])
+    if role not in ROLES:
+        raise Forbidden("role_engine", "This is an engine's token.", "Sign in with a person's token.")
+    return Person(name=str(said["name"]), role=role, token=token)
+
+
+def preview(person: Person, engine: str, kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The blast radius of a command: nothing is changed."""
+    with client(person.token) as line:
+        return line.preview(engine, kind, arguments)
+
+
+def submit(person: Person, engine: str, kind: str, arguments: Mapping[str, Any], reason: str, key: str) -> str:
+    """Send a command and return its id. `key` makes a second click the same command; the trace is the click's own."""
+    with client(person.token) as line:
+        sent = line.submit(engine, kind, arguments, reason=reason, idempotency_key=key, traceparent=new_traceparent())
+    return str(sent["id"])
+
+
+def cancel(person: Person, command_id: str, reason: str) -> None:
+    """Stop a command that no engine has taken yet."""
+    with client(person.token) as line:
+        line.cancel(command_id, reason=reason)
+
+
+def set_desired(
+    person: Person, engine: str | None, changes: Mapping[str, Any], reason: str, expect_revision: int
+) -> int:
+    """Change desired state of one engine, or of all, unless it moved on since `expect_revision`. The new revision."""
+    with client(person.token) as line:
+        said = line.set_desired(
+            changes, reason=reason, engine=engine, expect_revision=expect_revision, traceparent=new_traceparent()
+        )
+    return int(said["revision"])
+
+
+def rollback(person: Person, revision: int, reason: str) -> int:
+    """Make an earlier revision's document the newest. The new revision."""
+    with client(person.token) as line:
+        return int(line.rollback(revision, reason=reason)["revision"])
+
+
+def run_policy(person: Person, name: str, reason: str, *, dry_run: bool) -> list[dict[str, Any]]:
+    """Run a policy now and return its decisions."""
+    with client(person.token, timeout_seconds=30.0) as line:
+        return list(line.run_policy(name, reason=reason, dry_run=dry_run)["runs"])
+
+
+def pause_policy(person: Person, name: str, reason: str, *, paused: bool) -> None:
+    """Pause a policy, or let it run again."""
+    with client(person.token) as line:
+        line.change_policy(name, reason=reason, paused=paused)
+
+
+def acknowledge(person: Person, alert_id: int, reason: str) -> None:
+    """Say that somebody looks after an alert."""
+    with client(person.token) as line:
+        line.acknowledge(alert_id, reason=reason)
