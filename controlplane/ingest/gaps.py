@@ -15,11 +15,12 @@ from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
 from controlplane.ingest.facts import TransitionFact
-from controlplane.store.models import HistoryGap, PrefixVersion
+from controlplane.store.models import Engine, HistoryGap, PrefixVersion
 from controlplane.store.upsert import insert_new
 
 Life = tuple[str, int]  # prefix id, life
 LOOKUP = 500
+LATE = dt.timedelta(seconds=15)  # exporters send every few seconds, and try again for about as long
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,15 @@ def prefixes_with_open_gaps(session: Session, engine_id: str) -> set[str]:
     """The prefixes of an engine whose history has a hole that is still open: few, in a healthy system."""
     query = select(HistoryGap.prefix_id).where(HistoryGap.engine_id == engine_id, HistoryGap.closed_at.is_(None))
     return set(session.scalars(query))
+
+
+def ask_for_snapshot(session: Session, engine: Engine, now: dt.datetime) -> None:
+    """Want the engine's snapshot when a gap has been open for longer than a late span takes to come."""
+    overdue = select(HistoryGap.id).where(
+        HistoryGap.engine_id == engine.id, HistoryGap.closed_at.is_(None), HistoryGap.found_at < now - LATE
+    )
+    if not engine.snapshot_wanted and session.scalar(overdue.limit(1)) is not None:
+        engine.snapshot_wanted = True
 
 
 def _shrink(session: Session, engine_id: str, versions: dict[Life, list[int]], now: dt.datetime) -> None:

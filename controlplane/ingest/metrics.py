@@ -12,10 +12,11 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import ResourceMetrics
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from controlplane.clock import floor_minute
+from controlplane.clock import Clock, floor_minute, utc_now
 from controlplane.errors import ControlPlaneError
 from controlplane.ingest.engines import require_engine_row
 from controlplane.ingest.facts import BadFact
+from controlplane.ingest.gaps import ask_for_snapshot
 from controlplane.ingest.growth import Growth, Heard, growth, is_repeat, merged
 from controlplane.ingest.outcome import SCOPE, IngestOutcome, Sender, sender_of
 from controlplane.ingest.points import Point, read_metric
@@ -27,7 +28,7 @@ ROLLUP_KEY = (*SERIES_KEY, "minute")
 Minute = tuple[str, str, dt.datetime]  # name, attributes, minute
 
 
-def ingest_metrics(session: Session, request: ExportMetricsServiceRequest) -> IngestOutcome:
+def ingest_metrics(session: Session, request: ExportMetricsServiceRequest, *, clock: Clock = utc_now) -> IngestOutcome:
     """Write the points and their growth by minute. A point heard before, or older than one heard, counts nothing.
 
     Needs a write session. Raises as `ingest_traces` does.
@@ -36,11 +37,13 @@ def ingest_metrics(session: Session, request: ExportMetricsServiceRequest) -> In
     for resource in request.resource_metrics:
         try:
             sender = sender_of(resource.resource)
-            require_engine_row(session, sender.engine_id, sender.boot_id)
+            engine = require_engine_row(session, sender.engine_id, sender.boot_id)
         except ControlPlaneError as error:
             outcome.refuse(error, sum(len(scope.metrics) for scope in resource.scope_metrics))
             continue
         _apply(session, sender, _read(resource, outcome), outcome)
+        # Metrics come every few seconds even from an idle engine, so an overdue gap is noticed without traffic.
+        ask_for_snapshot(session, engine, clock())
     outcome.raise_if_all_refused()
     return outcome
 

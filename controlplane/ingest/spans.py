@@ -15,6 +15,7 @@ from controlplane.errors import ControlPlaneError
 from controlplane.ingest.dedupe import claim_unseen, span_key
 from controlplane.ingest.engines import require_engine_row
 from controlplane.ingest.facts import AcquireFact, BadFact, Fact, TransitionFact, ValidationFact, read_span
+from controlplane.ingest.gaps import ask_for_snapshot
 from controlplane.ingest.history import apply_served, apply_transitions
 from controlplane.ingest.outcome import SCOPE, IngestOutcome, sender_of
 from controlplane.ingest.rollups import add_failures, add_requests, add_validations
@@ -47,11 +48,12 @@ def ingest_traces(session: Session, request: ExportTraceServiceRequest, *, clock
     for resource in request.resource_spans:
         try:
             sender = sender_of(resource.resource)
-            require_engine_row(session, sender.engine_id, sender.boot_id)
+            engine = require_engine_row(session, sender.engine_id, sender.boot_id)
         except ControlPlaneError as error:
             outcome.refuse(error, sum(len(scope.spans) for scope in resource.scope_spans))
             continue
         _apply(session, sender.engine_id, _read(resource, outcome), clock(), outcome)
+        ask_for_snapshot(session, engine, clock())
     outcome.raise_if_all_refused()
     return outcome
 

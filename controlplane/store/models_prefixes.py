@@ -107,7 +107,10 @@ class HistoryGap(Base):
     found_at: Mapped[dt.datetime]
     closed_at: Mapped[dt.datetime | None]
     closed_by: Mapped[str | None] = mapped_column(String(16))  # "span" (it came late), "snapshot", "evicted"
-    __table_args__ = (UniqueConstraint("engine_id", "prefix_id", "life", "first_version"),)
+    __table_args__ = (
+        UniqueConstraint("engine_id", "prefix_id", "life", "first_version"),
+        Index("ix_history_gaps_open", "engine_id", "closed_at"),
+    )
 
 
 class Checkpoint(Base):

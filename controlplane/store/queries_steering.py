@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import or_, select
+from sqlalchemy import String, cast, or_, select
 from sqlalchemy.orm import Session
 
 from controlplane.errors import NotFound
@@ -160,11 +160,10 @@ def list_policy_runs(
     if policy is not None:
         conditions.append(PolicyRun.policy == policy)
     if acted_only:
-        conditions.append(PolicyRun.dry_run.is_(False))
-    query = select(PolicyRun).where(*conditions).order_by(PolicyRun.id.desc())
-    # What was proposed is JSON: it is looked at here, the same on every database.
-    runs = (row for row in session.scalars(query.execution_options(yield_per=200)) if row.proposed or not acted_only)
-    return [view(PolicyRunView, row) for row, _ in zip(runs, range(limit), strict=False)]
+        # JSON is kept as its text on both databases, so an empty list is these two signs.
+        conditions += [PolicyRun.dry_run.is_(False), cast(PolicyRun.proposed, String) != "[]"]
+    query = select(PolicyRun).where(*conditions).order_by(PolicyRun.id.desc()).limit(limit)
+    return [view(PolicyRunView, row) for row in session.scalars(query)]
 
 
 def list_alerts(

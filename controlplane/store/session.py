@@ -109,7 +109,7 @@ def translated_errors() -> Iterator[None]:
 
 
 def _translate(error: OperationalError | ProgrammingError | DBAPIError | TimeoutError) -> ControlPlaneError | None:
-    text = str(getattr(error, "orig", error))
+    text = str(getattr(error, "orig", error)).strip().partition("\n")[0]
     if "no such table" in text or "no such column" in text or "UndefinedTable" in type(error.__cause__).__name__:
         return SchemaMismatch(
             "schema_missing", f"The database has no kvdeck tables of this version ({text}).", "Run `kvdeck migrate`."
@@ -125,6 +125,6 @@ def _translate(error: OperationalError | ProgrammingError | DBAPIError | Timeout
         )
     return Unavailable(
         "database_unavailable",
-        f"The database cannot be reached ({text.splitlines()[0] if text else type(error).__name__}).",
+        f"The database cannot be reached ({text or type(error).__name__}).",
         "Check that it runs and that KVDECK_DATABASE_URL points to it.",
     )

@@ -130,6 +130,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_history_gaps")),
         sa.UniqueConstraint("engine_id", "prefix_id", "life", "first_version", name=op.f("uq_history_gaps_engine_id")),
     )
+    with op.batch_alter_table("history_gaps", schema=None) as batch_op:
+        batch_op.create_index("ix_history_gaps_open", ["engine_id", "closed_at"], unique=False)
+
     op.create_table(
         "ingested_batches",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
@@ -375,6 +378,9 @@ def downgrade() -> None:
         batch_op.drop_index("ix_ingested_batches_last")
 
     op.drop_table("ingested_batches")
+    with op.batch_alter_table("history_gaps", schema=None) as batch_op:
+        batch_op.drop_index("ix_history_gaps_open")
+
     op.drop_table("history_gaps")
     op.drop_table("engines")
     with op.batch_alter_table("desired_state", schema=None) as batch_op:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime as dt
 
 import pytest
-from ingest_support import ENGINE, LIFE, NOW, PREFIX, Spans, new_store, register, send
+from ingest_support import ENGINE, LIFE, NOW, PREFIX, Spans, new_store, points, register, send
 
 from controlplane.errors import BadRequest, Conflict, NotFound
+from controlplane.ingest.metrics import ingest_metrics
 from controlplane.ingest.snapshot import apply_snapshot
 from controlplane.store import models, queries
 
@@ -119,10 +120,26 @@ def test_only_the_registered_boot_may_tell(store):
         apply_snapshot(session, "stranger", [])
 
 
+def wanted(store) -> bool:
+    with store.read() as session:
+        return session.get(models.Engine, ENGINE).snapshot_wanted
+
+
+def test_a_gap_that_stays_open_asks_for_a_snapshot(store):
+    spans = Spans()
+    snapshot(store, now=NOW)
+    send(store, spans.transition(1), spans.transition(3))
+    assert not wanted(store)  # the missing one may be on its way
+    with store.write() as session:
+        ingest_metrics(session, points(), clock=lambda: LATER)
+    assert wanted(store)
+    snapshot(store, entry(3))
+    send(store, spans.acquire(), now=LATER)
+    assert not wanted(store)
+
+
 def test_a_new_boot_wants_a_snapshot_and_gets_rid_of_the_wish(store):
     register(store, boot="boot-2")
-    with store.read() as session:
-        assert session.get(models.Engine, ENGINE).snapshot_wanted
+    assert wanted(store)
     snapshot(store, boot_id="boot-2")
-    with store.read() as session:
-        assert not session.get(models.Engine, ENGINE).snapshot_wanted
+    assert not wanted(store)
