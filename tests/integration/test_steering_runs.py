@@ -1,0 +1,158 @@
+"""Policies on a real store: what they read, do and record."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+from steering_support import (
+    ENGINE,
+    NOW,
+    Deck,
+    Time,
+    add_engine,
+    add_prefix,
+    deed,
+    prefix_id,
+    recoveries,
+    running_deck,
+)
+
+from controlplane.clock import utc_now
+from controlplane.errors import BadRequest
+from controlplane.steering import desired
+from controlplane.steering.policies import registry
+from controlplane.steering.policies.runner import Ground, Occasion, run_now, run_policy
+from controlplane.steering.scheduler import Scheduler
+from controlplane.store.models import Command, Policy, PolicyRun
+
+
+@pytest.fixture
+def deck(tmp_path: Path) -> Iterator[Deck]:
+    with running_deck(tmp_path) as running:
+        add_engine(running, utc_now())
+        yield running
+
+
+@pytest.fixture
+def time(deck: Deck) -> Time:
+    clock = Time()
+    with deck.store.write() as session:
+        registry.seed(session, NOW)
+    return clock
+
+
+def failing(deck: Deck, ground: Ground, time: Time, runs: int) -> list[str]:
+    decisions = []
+    for number in range(1, runs + 1):
+        time.pass_(seconds=10)
+        recoveries(deck, time.now - dt.timedelta(seconds=1), ok=0, failed=20 * number)
+        decisions += [run["decision"] for run in run_policy(ground, "degrade", Occasion(trigger="schedule"))]
+    return decisions
+
+
+def test_degrade_steps_down_on_recorded_failures_and_warms_after_it(deck: Deck, time: Time) -> None:
+    add_prefix(deck, 1, state="PARTIAL_OFFLOAD", tokens_served=500, gpu_bytes=0, host_bytes=10)
+    ground = Ground(deck.store, deck.settings, time)
+    assert failing(deck, ground, time, 3) == ["failing", "failing", "step_down"]
+    with deck.store.read() as session:
+        assert desired.effective(session, ENGINE, time.now).document == {"mode": "no_disk"}
+        runs = session.scalars(select(PolicyRun).order_by(PolicyRun.id)).all()
+        command = session.scalars(select(Command)).one()
+    assert [run.decision for run in runs] == ["failing", "step_down", "warm"]
+    assert runs[1].outcome["revision"] == 1
+    assert runs[2].trigger == "alert"
+    assert "no_disk" in runs[2].inputs["event"]
+    assert (command.kind, command.actor) == ("warm", "policy:warm-up")
+    assert command.arguments["prefix_ids"] == [prefix_id(1)]
+
+
+def test_a_person_who_holds_the_mode_is_left_alone(deck: Deck, time: Time) -> None:
+    ground = Ground(deck.store, deck.settings, time)
+    with deck.store.write() as session:
+        desired.revise(
+            session,
+            deed(),
+            engine_id=None,
+            changes={"mode": "normal", "mode_expires_at": (NOW + dt.timedelta(hours=1)).isoformat()},
+        )
+    assert set(failing(deck, ground, time, 5)) == {"held_by_person"}
+
+
+def test_a_dry_run_decides_and_changes_nothing(deck: Deck, time: Time) -> None:
+    add_prefix(deck, 1, state="PARTIAL_OFFLOAD", tokens_served=500)
+    recoveries(deck, NOW, ok=0, failed=0)
+    runs = run_now(Ground(deck.store, deck.settings, time), deed(), "warm-up", dry_run=True)
+    assert runs[0]["decision"] == "warm"
+    assert runs[0]["outcome"] == {}
+    with deck.store.read() as session:
+        assert session.scalar(select(func.count()).select_from(Command)) == 0
+        assert session.scalars(select(PolicyRun)).one().dry_run
+
+
+def test_only_one_warm_command_is_in_flight(deck: Deck, time: Time) -> None:
+    add_prefix(deck, 1, state="PARTIAL_OFFLOAD", tokens_served=500)
+    recoveries(deck, NOW, ok=0, failed=0)
+    ground = Ground(deck.store, deck.settings, time)
+    decisions = [run_policy(ground, "warm-up", Occasion(trigger="schedule"))[0]["decision"] for _ in range(3)]
+    assert decisions == ["warm", "in_flight", "in_flight"]
+
+
+def test_runs_are_recorded_when_something_changes_and_now_and_then(deck: Deck, time: Time) -> None:
+    ground = Ground(deck.store, deck.settings, time)
+    for _ in range(6 * 60):  # an hour of nothing
+        time.pass_(seconds=10)
+        recoveries(deck, time.now, ok=0, failed=0)
+        run_policy(ground, "degrade", Occasion(trigger="schedule"))
+    with deck.store.read() as session:
+        runs = session.scalars(select(PolicyRun)).all()
+    assert {run.decision for run in runs} == {"too_few_samples"}
+    assert len(runs) == 4
+
+
+def test_a_silent_engine_is_not_steered(deck: Deck, time: Time) -> None:
+    recoveries(deck, NOW - dt.timedelta(minutes=5), ok=0, failed=100)
+    assert run_policy(Ground(deck.store, deck.settings, time), "degrade", Occasion(trigger="schedule")) == []
+
+
+def test_a_paused_policy_runs_only_by_hand(deck: Deck, time: Time) -> None:
+    recoveries(deck, NOW, ok=0, failed=0)
+    with deck.client() as client:
+        assert client.change_policy("degrade", reason="quiet", paused=True)["paused"]
+    ground = Ground(deck.store, deck.settings, time)
+    assert run_policy(ground, "degrade", Occasion(trigger="schedule")) == []
+    assert len(run_now(ground, deed(), "degrade", dry_run=False)) == 1
+
+
+def test_retention_runs_as_a_policy_and_says_what_went(deck: Deck, time: Time) -> None:
+    recoveries(deck, NOW - dt.timedelta(days=2), ok=0, failed=1)
+    ground = Ground(deck.store, deck.settings, time)
+    (run,) = run_policy(ground, "retention", Occasion(trigger="schedule"))
+    assert run["outcome"] == {"deleted_rows": {"metric_points": 2}}
+    (run,) = run_policy(ground, "retention", Occasion(trigger="schedule"))
+    assert run["decision"] == "nothing_to_trim"
+
+
+def test_changed_parameters_are_checked_and_audited(deck: Deck, time: Time) -> None:
+    with deck.client() as client:
+        with pytest.raises(BadRequest, match="flap"):
+            client.change_policy("degrade", reason="r", parameters={"step_up_below": 0.9})
+        policy = client.change_policy("degrade", reason="r", parameters={"minimum_samples": 3}, every_seconds=20)
+        assert (policy["parameters"]["minimum_samples"], policy["every_seconds"]) == (3, 20)
+        (row,) = client.audit(action="change_policy")
+        assert row["before"]["every_seconds"] == 10
+
+
+def test_the_scheduler_seeds_once_and_follows_the_table(deck: Deck) -> None:
+    scheduler = Scheduler(deck.store, deck.settings)
+    scheduler.sync()
+    assert set(scheduler._jobs) == {"degrade", "warm-up", "retention"}
+    with deck.store.write() as session:
+        session.get(Policy, "degrade").paused = True
+        session.get(Policy, "warm-up").every_seconds = 7
+    scheduler.sync()
+    assert scheduler._jobs == {"warm-up": 7, "retention": 600}
+    scheduler.stop()
