@@ -216,6 +216,12 @@ class Tiers:
             boundary_tokens=boundary, replay_tokens=replay_tokens, entries=entries, boundary=boundary_tensors
         )
 
+    def page_table(self, bounds: Sequence[Bound]) -> torch.Tensor:
+        """Byte offsets of bound pages in the GPU buffer, int64 [pages], on its device. Under the engine lock."""
+        parts = [self.gpu.addresses(b.pointer.page_class, b.pointer.slots) for b in bounds]
+        offsets = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        return torch.from_numpy(offsets).to(self.gpu.buffer.device)
+
     def _gather(self, bounds: Sequence[Bound]) -> list[torch.Tensor]:
         """Native pages [n, slot_bytes] of neighbouring pointers, one read for each run of the same form."""
         found = []

@@ -39,6 +39,7 @@ class Histogram:
     counts: list[int] = field(default_factory=list)
     total: float = 0.0
     count: int = 0
+    on_add: Callable[[float], None] | None = None  # a metric instrument that records the same value
 
     def __post_init__(self) -> None:
         self.counts = self.counts or [0] * (len(self.bounds) + 1)
@@ -47,6 +48,8 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
         self.count += 1
+        if self.on_add is not None:
+            self.on_add(value)
 
 
 @dataclass(slots=True)

@@ -97,6 +97,12 @@ class Publisher:
                 unpin_path(anchor)
             self._tiers.sweep()
 
+    def keep_caps(self) -> bool:
+        """Evict down to the caps as they are now. False: leases and pins hold more than that."""
+        kept = self._room.keep_caps(0, 0)
+        self._tiers.sweep()
+        return kept
+
     # -- before: look, reserve, write -------------------------------------------------------------------------------
 
     def _to_refresh(self, nodes: list[PrefixNode], base: int, state: NewState | None) -> list[PrefixNode]:

@@ -1,0 +1,67 @@
+"""A desired state document, checked: all of it is applied or none."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.clock import NS_PER_S
+from engine.config import CODEC_CHOICES, EngineConfig, Mode
+from engine.consistency.admission import Caps
+from engine.errors import ConfigError
+
+KEYS = (
+    "mode", "mode_expires_at", "cap_prefixes", "cap_gpu_bytes", "cap_host_bytes", "cap_disk_bytes", "codec",
+    "checkpoint_every_tokens",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desired:
+    """A checked document, with the engine's own configuration where it says nothing."""
+
+    caps: Caps
+    mode: Mode
+    mode_expires_ns: int
+    codec: str
+    checkpoint_every_tokens: int
+
+
+def parse_desired(document: Mapping[str, Any], own: EngineConfig) -> Desired:
+    """Raises `ConfigError` naming the key, the value and what is allowed."""
+    if unknown := set(document) - set(KEYS) - {"error"}:
+        raise ConfigError(f"desired state has unknown keys: {', '.join(sorted(unknown))}; known: {', '.join(KEYS)}")
+
+    def value(key: str) -> Any:
+        wanted = document.get(key)
+        return getattr(own, key) if wanted is None else wanted
+
+    mode, codec, every = value("mode"), value("codec"), value("checkpoint_every_tokens")
+    if mode not in list(Mode):
+        raise ConfigError(f"mode is {mode!r}; known: {', '.join(Mode)}")
+    if codec not in CODEC_CHOICES:
+        raise ConfigError(f"codec is {codec!r}; known: {', '.join(CODEC_CHOICES)}")
+    if not isinstance(every, int) or every < 0:
+        raise ConfigError(f"checkpoint_every_tokens is {every!r}; it must be a whole number, 0 for none")
+    caps = Caps(
+        prefixes=value("cap_prefixes"),
+        gpu_bytes=value("cap_gpu_bytes"),
+        host_bytes=value("cap_host_bytes"),
+        disk_bytes=value("cap_disk_bytes"),
+    )
+    expires_ns = _expiry(document.get("mode_expires_at"))
+    return Desired(caps=caps, mode=Mode(mode), mode_expires_ns=expires_ns, codec=codec, checkpoint_every_tokens=every)
+
+
+def _expiry(text: Any) -> int:
+    if text is None:
+        return 0
+    try:
+        at = dt.datetime.fromisoformat(str(text))
+    except ValueError as error:
+        raise ConfigError(f"mode_expires_at is {text!r}; it must be an RFC 3339 time") from error
+    if at.tzinfo is None:
+        raise ConfigError(f"mode_expires_at is {text!r}; it needs a time zone, e.g. a Z at the end")
+    return int(at.timestamp() * NS_PER_S)

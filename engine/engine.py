@@ -1,0 +1,332 @@
+"""The facade: one prefix-cache engine inside an inference process.
+
+Reading order: `acquire` (schedule/serve.py) finds, proves and pins; `commit` (schedule/publish.py) admits; the rest is
+administration. Everything it says to the outside it says by spans and metrics.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.metrics import MeterProvider
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanProcessor
+
+from engine import report
+from engine.clock import Clock, SystemClock
+from engine.commands import CommandOutcome, CommandRequest, Commands
+from engine.config import EngineConfig, Mode
+from engine.consistency.admission import Caps
+from engine.consistency.lease import Lease
+from engine.consistency.prefix import CauseOf
+from engine.consistency.state import Cause
+from engine.desired import parse_desired
+from engine.errors import EngineError, StateMismatch
+from engine.index.radix import TOKEN_BYTES
+from engine.memory.tiers import Tiers
+from engine.model.objects import ObjectKind, layouts_of
+from engine.model.spec import ModelSpec
+from engine.schedule.adopt import Adopter, Adoption
+from engine.schedule.ledger import Counters, Ledger
+from engine.schedule.plan import Planner
+from engine.schedule.publish import CommitResult, Publisher
+from engine.schedule.queues import FormQueues
+from engine.schedule.recovery import Recovery
+from engine.schedule.reform import Reformer
+from engine.schedule.room import Room
+from engine.schedule.serve import Server
+from engine.schedule.validation import Validator
+from engine.telemetry.metrics import EngineMetrics
+from engine.telemetry.pump import Pump
+from engine.telemetry.ring import Ring, SpanContext, Tally, new_span, parse_traceparent
+from engine.tokens import Tokens, token_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.memory.state import LoadedState, NewState
+
+
+class CacheEngine:
+    """One engine, one model, one data folder. Thread-safe.
+
+    Raises `ConfigError`, `FolderLocked` or OSError at construction; nothing is left running then. Use as a context
+    manager, or call `close`: it keeps what fits on disk for the next start.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        config: EngineConfig,
+        *,
+        span_processors: Sequence[SpanProcessor] = (),
+        meter_provider: MeterProvider | None = None,
+        resource: Resource | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.spec = spec
+        self.config = config
+        self.id = config.engine_id
+        self.boot_id = uuid.uuid4().hex
+        clock = clock or SystemClock()
+        layouts = layouts_of(spec)
+        tiers = Tiers(
+            layouts, clock, device=config.device, gpu_bytes=config.gpu_bytes, host_bytes=config.host_bytes,
+            disk_bytes=config.disk_bytes, data_dir=config.data_dir, slab_bytes=config.slab_bytes,
+            materialise=config.materialise,
+        )  # fmt: skip
+        self._ring = Ring(config.ring_capacity, enabled=config.spans)
+        self._ledger = Ledger(spec, layouts, tiers, self._ring, clock, config.caps, config.lease_s)
+        self._tiers = tiers
+        self._mode = Mode(config.mode)
+        self._mode_expires_ns = 0
+        self._revision = 0
+        self._codec = config.codec
+        self._closed = False
+        room = Room(self._ledger, config)
+        self._queues = FormQueues(config.queue_bound, clock)
+        recovery = Recovery(self._ledger, room)
+        validator = Validator(spec, layouts, sealed_on_commit=tiers.sealed_on_commit)
+        planner = Planner(spec, layouts, tiers, validator, config, clock)
+        self._server = Server(self._ledger, planner, recovery, self._queues, config, self)
+        self._publisher = Publisher(self._ledger, room)
+        self._reformer = Reformer(self._ledger, room)
+        self._commands = Commands(
+            self._ledger, self._queues, recovery, self._reformer, lambda: self._codec, config.restore_timeout_s
+        )
+        self._adopter = Adopter(self._ledger, room)
+        self._pump = Pump(self._ring, span_processors, resource or self._resource(), clock) if config.spans else None
+        if meter_provider is not None:
+            EngineMetrics(meter_provider, self._ledger, self._queues, lambda: self._mode)
+        self.adoption: Adoption = self._adopter.adopt()
+
+    def _resource(self) -> Resource:
+        return Resource.create(
+            {
+                "service.name": "kvdeck-engine",
+                "service.instance.id": self.id,
+                "kvdeck.engine.id": self.id,
+                "kvdeck.engine.boot_id": self.boot_id,
+                "kvdeck.model": self.spec.name,
+                "kvdeck.fingerprint": self.spec.fingerprint,
+            }
+        )
+
+    # -- the request path -------------------------------------------------------------------------------------------
+
+    def acquire(
+        self, tokens: Tokens, *, namespace: str = "default", deadline_s: float = 0.2, traceparent: str | None = None
+    ) -> Lease:
+        """The deepest boundary of `tokens` that passes all five validations, leased; a miss is a lease of 0 tokens.
+
+        Waits for restores no longer than `deadline_s`. `traceparent` (W3C) continues the caller's trace.
+        """
+        return self._server.acquire(namespace, token_bytes(tokens), self._mode, deadline_s, parse_traceparent(traceparent))
+
+    def commit(
+        self,
+        tokens: Tokens,
+        state: NewState | None = None,
+        *,
+        lease: Lease | None = None,
+        namespace: str | None = None,
+        checkpoints: Iterable[int] = (),
+    ) -> CommitResult:
+        """Admit what the model computed for `tokens`. Without `state` only the books are kept (materialise=False).
+
+        The namespace is the lease's. Raises `StateMismatch` when tensors do not fit the model or the engine's way of
+        keeping bytes; nothing is kept then.
+        """
+        data = token_bytes(tokens)
+        if self.config.materialise != (state is not None):
+            need = "tensors (a NewState)" if self.config.materialise else "no tensors: it was built with materialise=False"
+            raise StateMismatch(f"this engine takes commits with {need}")
+        if state is not None and state.end_tokens != len(data) // TOKEN_BYTES:
+            raise StateMismatch(f"the state ends at {state.end_tokens} tokens, {len(data) // TOKEN_BYTES} were passed")
+        where = namespace or (lease.namespace if lease is not None else "default")
+        positions = state.checkpoints if state is not None else checkpoints
+        parent = _context_of(lease)
+        span = new_span(parent)
+        start_ns = self._ledger.clock.monotonic_ns()
+        cause = CauseOf(Cause.COMMIT, "", span.hex_trace, span.hex_span)
+        result = self._publisher.commit(where, data, state, positions, cause, span)
+        if self._ring.enabled:
+            attributes: tuple[object, ...] = (
+                "kvcache.namespace", where, "kvcache.prompt_tokens", len(data) // TOKEN_BYTES,
+                "kvcache.new_tokens", result.new_tokens, "kvcache.new_pages", result.new_pages,
+                "kvcache.outcome", result.outcome, "kvcache.reason", result.reason,
+            )  # fmt: skip
+            if result.prefix_id:
+                attributes += ("kvcache.prefix.id", result.prefix_id)
+            end_ns = self._ledger.clock.monotonic_ns()
+            self._ring.request("kvcache.commit", span, parent, start_ns, end_ns, attributes)
+        return result
+
+    # -- what leases ask (see consistency/lease.py, LeaseSource) ----------------------------------------------------
+
+    def load(self, lease: Lease) -> LoadedState:
+        """Called by `Lease.load`. Pointers are compared before the copy and after it: what was read was never freed."""
+        with self._ledger.lock:
+            self._ledger.leases.check(lease)
+            self._check_pointers(lease)
+            lease.reading += 1
+        try:
+            spans, blocks = dict(lease.spans), dict(lease.blocks)
+            loaded = self._tiers.load(lease.usable_tokens, lease.replay_tokens, self.spec.page_tokens, spans, blocks)
+        finally:
+            with self._ledger.lock:
+                lease.reading -= 1
+        with self._ledger.lock:
+            self._check_pointers(lease)
+        return loaded
+
+    def page_table(self, lease: Lease, kind: ObjectKind) -> torch.Tensor:
+        """Called by `Lease.page_table`: byte offsets in the GPU buffer, int64 [pages]."""
+        with self._ledger.lock:
+            self._ledger.leases.check(lease)
+            self._check_pointers(lease)
+            return self._tiers.page_table(lease.spans.get(kind, []))
+
+    def release(self, lease: Lease) -> None:
+        with self._ledger.lock:
+            self._ledger.leases.release(lease)
+
+    def _check_pointers(self, lease: Lease) -> None:
+        gpu = self._tiers.gpu
+        for bounds in lease.spans.values():
+            for bound in bounds:
+                gpu.check_current(bound.pointer)
+        for bound in lease.blocks.values():
+            gpu.check_current(bound.pointer)
+
+    # -- administration ---------------------------------------------------------------------------------------------
+
+    def execute(self, request: CommandRequest, progress: Callable[[dict[str, Any]], None] = lambda _: None) -> CommandOutcome:
+        """Run one operator's command to its end. Raises `BadCommand` for what cannot be one."""
+        return self._commands.execute(request, progress)
+
+    def reconfigure(self, changes: Mapping[str, Any], *, revision: int, traceparent: str | None = None) -> dict[str, Any]:
+        """Apply a desired state: caps, mode, codec, checkpoint rule. All of it or, raising `ConfigError`, none.
+
+        A key that is absent or null means the engine's own configuration. Shrinking a cap evicts at once.
+        """
+        wanted = parse_desired(changes, self.config)
+        parent = parse_traceparent(traceparent)
+        with self._ledger.lock:
+            self._ledger.caps = wanted.caps
+            self._mode, self._mode_expires_ns = wanted.mode, wanted.mode_expires_ns
+            self._codec = wanted.codec
+            self._server.checkpoint_every_tokens = wanted.checkpoint_every_tokens
+            self._revision = max(self._revision, revision)
+        self._publisher.keep_caps()
+        if self._ring.enabled:
+            now_ns = self._ledger.clock.monotonic_ns()
+            attributes = (
+                "kvcache.command.id", f"desired-{revision}", "kvcache.command.kind", "reconfigure",
+                "kvcache.outcome", "succeeded", "kvcache.reason", str(wanted.mode),
+            )  # fmt: skip
+            self._ring.request("kvcache.command", new_span(parent), parent, now_ns, now_ns, attributes)
+        return self.observed()
+
+    def observed(self) -> dict[str, Any]:
+        """What the engine runs with now (wire.md, section 3)."""
+        caps: Caps = self._ledger.caps
+        return {
+            "mode": str(self._mode),
+            "cap_prefixes": caps.prefixes,
+            "cap_gpu_bytes": caps.gpu_bytes,
+            "cap_host_bytes": caps.host_bytes,
+            "cap_disk_bytes": caps.disk_bytes,
+            "codec": self._codec,
+            "checkpoint_every_tokens": self._server.checkpoint_every_tokens,
+            "error": None,
+        }
+
+    def tick(self) -> None:
+        """Housekeeping, about once a second: expire leases, end a person's mode, delete forgotten files."""
+        with self._ledger.lock:
+            self._ledger.leases.expire()
+            if self._mode_expires_ns and self._ledger.clock.wall_ns() >= self._mode_expires_ns:
+                self._mode, self._mode_expires_ns = Mode(self.config.mode), 0
+        self._tiers.sweep()
+
+    def close(self) -> None:
+        """Finish queued work, keep on disk what fits, flush telemetry, let go of the folder. Twice is once."""
+        if self._closed:
+            return
+        self._closed = True
+        self._queues.close()
+        with self._ledger.lock:
+            for lease in self._ledger.leases.live():
+                self._ledger.leases.release(lease)
+        self._adopter.persist()
+        self._tiers.sweep()
+        if self._pump is not None:
+            self._pump.close()
+        if self._tiers.disk is not None:
+            self._tiers.disk.close()
+
+    def __enter__(self) -> CacheEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- figures ----------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and occupancy (wire.md, section 3)."""
+        return report.stats(self._ledger, self._queues)
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Every prefix held, at its newest version."""
+        return report.snapshot(self._ledger)
+
+    def check(self) -> list[str]:
+        """Broken invariants in words; empty for a clean engine."""
+        self._tiers.sweep()
+        return report.check(self._ledger)
+
+    def counters(self) -> Counters:
+        """A copy of the plain counters."""
+        with self._ledger.lock:
+            return replace(self._ledger.counters)
+
+    def spans_recorded(self) -> Tally:
+        """How many spans were recorded, by name, and how many were dropped."""
+        tally = self._ring.tally
+        return replace(tally, by_name=dict(tally.by_name))
+
+    def flush_telemetry(self) -> None:
+        """Hand everything recorded so far to the span processors."""
+        if self._pump is not None:
+            self._pump.flush()
+
+    def report_verification(self, bytes_checked: int, wrong_bytes: int) -> None:
+        """A caller that knows the truth compared what it loaded; shown in `stats`."""
+        with self._ledger.lock:
+            self._ledger.counters.verified_bytes += bytes_checked
+            self._ledger.counters.wrong_bytes += wrong_bytes
+
+    @property
+    def index(self) -> Any:
+        """The radix index, for benchmarks of the match alone; hold no reference to its nodes."""
+        return self._ledger.index
+
+    @property
+    def graph(self) -> Any:
+        """The CUDA-graph guard: open a window around capture and replay."""
+        return self._ledger.graph
+
+
+def _context_of(lease: Lease | None) -> SpanContext:
+    if lease is None:
+        return SpanContext(0, 0)
+    why = lease.explanation
+    return SpanContext(int(why.trace_id or "0", 16), int(why.span_id or "0", 16))
+
+
+__all__ = ["CacheEngine", "EngineError"]

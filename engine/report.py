@@ -1,0 +1,195 @@
+"""What an engine says of itself: stats, snapshot, and the proof that its books balance. Reads only."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+from engine.consistency.prefix import CauseOf, Transition
+from engine.consistency.state import Cause, State
+from engine.memory.holding import Holding, Tier
+from engine.schedule.ledger import Ledger, PrefixNode
+from engine.schedule.queues import FormQueues
+from engine.telemetry.pump import transition_attributes
+
+
+def stats(ledger: Ledger, queues: FormQueues) -> dict[str, Any]:
+    """The `stats` of docs/reference/wire.md, section 3."""
+    with ledger.lock:
+        c, tally = ledger.counters, ledger.ring.tally
+        outcomes = {"ok": 0, "failed": 0, "late": 0}
+        for (_, outcome), n in c.recoveries.items():
+            outcomes[outcome] += n
+        usage = ledger.tiers.gpu.usage()
+        return {
+            "requests": c.requests,
+            "prompt_tokens": c.prompt_tokens,
+            "lcp_tokens": c.lcp_tokens,
+            "usable_tokens": c.usable_tokens,
+            "replay_tokens": c.replay_tokens,
+            "prefixes": {str(s): n for s, n in ledger.states.items() if n and s not in (State.NEW, State.EVICTED)},
+            "tiers": {str(tier): figures for tier in Tier if (figures := tier_figures(ledger, tier))},
+            "fragmentation": {name: round(u.fragmentation_ratio, 6) for name, u in usage.items() if u.slabs},
+            "classes": {
+                name: {"slot_bytes": u.slot_bytes, "slabs": u.slabs, "used_slots": u.used_slots, "slots": u.slots}
+                for name, u in usage.items()
+            },
+            "queues": {str(q.form): {"depth": q.depth, "bound": q.bound} for q in queues.all()},
+            "leases": len(ledger.leases),
+            "oldest_lease_s": ledger.leases.oldest_s(),
+            "telemetry_dropped": tally.dropped_checks + tally.dropped_requests,
+            "recoveries": outcomes,
+            "wrong_bytes": c.wrong_bytes,
+            "verified_bytes": c.verified_bytes,
+            "quarantined": [
+                {"prefix_id": d.prefix_id, "kind": d.kind, "reason": d.reason, "at": _rfc3339(d.at_ns)}
+                for d in ledger.damages[-50:]
+            ],
+        }
+
+
+def tier_figures(ledger: Ledger, tier: Tier) -> dict[str, int]:
+    """total = free + live, and of the live bytes those pinned by leases; empty when the tier is absent."""
+    tiers = ledger.tiers
+    if tier is Tier.DISK:
+        if tiers.disk is None:
+            return {}
+        total, live = tiers.disk.quota_bytes, tiers.disk.used_bytes
+    else:
+        arena = tiers.gpu if tier is Tier.GPU else tiers.host
+        if arena is None:
+            return {}
+        total, live = arena.total_bytes, arena.live_bytes
+    pinned = pinned_bytes(ledger) if tier is Tier.GPU else 0
+    return {"total_bytes": total, "live_bytes": live, "free_bytes": total - live, "pinned_bytes": pinned}
+
+
+def pinned_bytes(ledger: Ledger) -> int:
+    """GPU bytes of prefixes on a leased path."""
+    seen: set[int] = set()
+    total = 0
+    for lease in ledger.leases.live():
+        node = lease.node
+        while node is not None and node.parent is not None and id(node) not in seen:
+            seen.add(id(node))
+            total += node.record.held_bytes(Tier.GPU)
+            node = node.parent
+    return total
+
+
+def snapshot(ledger: Ledger) -> list[dict[str, Any]]:
+    """Every prefix at its newest version, as its last transition would say it now."""
+    with ledger.lock:
+        now_ns, wall_ns = ledger.clock.monotonic_ns(), ledger.clock.wall_ns()
+        return [_snapshot_row(node, now_ns, wall_ns) for node in ledger.nodes.values()]
+
+
+def _snapshot_row(node: PrefixNode, now_ns: int, wall_ns: int) -> dict[str, Any]:
+    record = node.record
+    step = Transition(
+        prefix_id=record.prefix_id, parent_id=record.parent_id, namespace=record.namespace, life=record.life,
+        version=record.version, before=record.state, after=record.state, cause=CauseOf(Cause.COMMIT),
+        tokens=record.tokens, pages=record.n_pages, bytes_moved=0, objects=record.objects(),
+        checkpoints=record.checkpoint_rows(), pinned=record.pinned_until_ns > wall_ns, wall_ns=wall_ns,
+        monotonic_ns=now_ns,
+    )  # fmt: skip
+    return {key.removeprefix("kvcache."): value for key, value in transition_attributes(step).items()}
+
+
+def check(ledger: Ledger) -> list[str]:
+    """Every broken invariant, in words; an empty list is a clean engine.
+
+    Every tier balances (free + live = total), every used slot belongs to exactly one holding, every file is referred to,
+    states agree with where objects are, leases are counted right, versions are at least 1.
+    """
+    with ledger.lock:
+        found = list(ledger.tiers.gpu.violations())
+        if ledger.tiers.host is not None:
+            found += ledger.tiers.host.violations()
+        nodes = list(ledger.index.walk())
+        found += _check_slots(ledger, nodes, Tier.GPU)
+        found += _check_slots(ledger, nodes, Tier.HOST)
+        found += _check_disk(ledger, nodes)
+        found += _check_states(ledger, nodes)
+        found += _check_leases(ledger, nodes)
+        if len(nodes) != len(ledger.nodes):
+            found.append(f"index: {len(nodes)} nodes in the tree, {len(ledger.nodes)} by id")
+        return found
+
+
+def _holdings(nodes: list[PrefixNode]) -> list[Holding]:
+    return [h for node in nodes for h in node.record.holdings()]
+
+
+def _check_slots(ledger: Ledger, nodes: list[PrefixNode], tier: Tier) -> list[str]:
+    arena = ledger.tiers.gpu if tier is Tier.GPU else ledger.tiers.host
+    if arena is None:
+        return []
+    owned: dict[str, list[int]] = {}
+    for holding in _holdings(nodes):
+        copy = holding.gpu if tier is Tier.GPU else holding.host
+        if copy is not None:
+            owned.setdefault(copy.page_class, []).extend(copy.slots.tolist())
+            if len(copy.slots) != holding.n_pages:
+                return [f"{tier}: a holding of {holding.n_pages} pages has {len(copy.slots)} slots"]
+    found = []
+    for name, usage in arena.usage().items():
+        slots = owned.get(name, [])
+        if len(set(slots)) != len(slots):
+            found.append(f"{tier}: class {name}: a slot belongs to two objects")
+        if len(slots) != usage.used_slots:
+            found.append(f"{tier}: class {name}: {usage.used_slots} slots are used, objects own {len(slots)}")
+    return found
+
+
+def _check_disk(ledger: Ledger, nodes: list[PrefixNode]) -> list[str]:
+    disk = ledger.tiers.disk
+    if disk is None:
+        return []
+    live: dict[str, int] = {}
+    for holding in _holdings(nodes):
+        if holding.disk is not None:
+            live[holding.disk.file.name] = live.get(holding.disk.file.name, 0) + holding.disk.n_pages
+    found = disk.violations()
+    for name, file in disk.files.items():
+        if live.get(name, 0) != file.live_pages:
+            found.append(f"disk: {name} counts {file.live_pages} live pages, prefixes refer to {live.get(name, 0)}")
+    if missing := live.keys() - disk.files.keys():
+        found.append(f"disk: prefixes refer to {len(missing)} files that are not in the books, e.g. {min(missing)}")
+    return found
+
+
+def _check_states(ledger: Ledger, nodes: list[PrefixNode]) -> list[str]:
+    found = []
+    counted: dict[State, int] = dict.fromkeys(State, 0)
+    for node in nodes:
+        record = node.record
+        counted[record.state] += 1
+        if record.version < 1 or ledger.nodes.get(record.prefix_id) is not node:
+            found.append(f"prefix {record.prefix_id}: version {record.version}, or not found by its id")
+        if record.state in (State.FULL, State.COMPRESSED, State.PARTIAL_OFFLOAD) and record.state is not record.natural_state:
+            found.append(f"prefix {record.prefix_id}: state {record.state}, its objects say {record.natural_state}")
+        if record.state is State.FULL_RESTORE and not record.busy:
+            found.append(f"prefix {record.prefix_id}: FULL_RESTORE, but no restore is in flight")
+        if record.first_page != (node.parent.last_page if node.parent else 0):
+            found.append(f"prefix {record.prefix_id}: begins at page {record.first_page}, not where its parent ends")
+    for state, n in counted.items():
+        if state is not State.EVICTED and ledger.states[state] != n:
+            found.append(f"{n} prefixes are {state}, {ledger.states[state]} are counted")
+    return found
+
+
+def _check_leases(ledger: Ledger, nodes: list[PrefixNode]) -> list[str]:
+    pins: dict[int, int] = {}
+    for lease in ledger.leases.live():
+        node = lease.node
+        while node is not None and node.parent is not None:
+            pins[id(node)] = pins.get(id(node), 0) + 1
+            node = node.parent
+    # Commits and restores in flight pin too, so more is possible while work runs; fewer never is.
+    short = [n.record.prefix_id for n in nodes if n.record.leases < pins.get(id(n), 0)]
+    return [f"{len(short)} prefixes count fewer leases than run through them, e.g. {short[0]}"] if short else []
+
+
+def _rfc3339(ns: int) -> str:
+    return dt.datetime.fromtimestamp(ns / 1e9, dt.UTC).isoformat()

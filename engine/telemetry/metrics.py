@@ -1,0 +1,125 @@
+"""Observable instruments over the engine's plain ints: reading is the only cost, and only when someone reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
+
+from engine.config import Mode
+from engine.consistency.state import State
+from engine.memory.holding import Tier
+from engine.memory.transfer import IO_BOUNDS_S, Histogram
+from engine.report import tier_figures
+from engine.schedule.ledger import Ledger
+from engine.schedule.queues import FormQueues
+from engine.telemetry.pump import SCHEMA_URL, SCOPE_NAME
+
+Rows = Iterable[tuple[float, dict[str, str]]]
+
+
+class EngineMetrics:
+    """Registers every instrument of docs/reference/wire.md, section 2, on a meter provider."""
+
+    def __init__(self, provider: MeterProvider, ledger: Ledger, queues: FormQueues, mode: Callable[[], Mode]) -> None:
+        self._ledger = ledger
+        self._queues = queues
+        meter = provider.get_meter(SCOPE_NAME, "1", SCHEMA_URL)
+        self._counters(meter)
+        self._gauges(meter, mode)
+        self._durations(meter)
+
+    def _counters(self, meter: Meter) -> None:
+        c, tally = self._ledger.counters, self._ledger.ring.tally
+        for name, unit, rows in (
+            ("kvcache.queries", "1", lambda: _pairs(c.by_namespace, ("namespace",))),
+            ("kvcache.hits", "1", lambda: _pairs(c.by_hit, ("object.kind", "state", "tier"))),
+            ("kvcache.validations", "1", lambda: _singles(c.by_validation, ("validation", "verdict", "reason"))),
+            ("kvcache.recoveries", "1", lambda: _singles(c.recoveries, ("tier", "outcome"))),
+            ("kvcache.evictions", "1", lambda: _singles(c.evictions, ("cause", "kind"))),
+            ("kvcache.tier.io.bytes", "By", self._io_bytes),
+            (
+                "kvcache.telemetry.dropped",
+                "1",
+                lambda: [(tally.dropped_checks, {"record": "validation"}), (tally.dropped_requests, {"record": "request"})],
+            ),
+        ):
+            meter.create_observable_counter(name, [_callback(rows)], unit=unit)
+
+    def _gauges(self, meter: Meter, mode: Callable[[], Mode]) -> None:
+        ledger = self._ledger
+        for name, unit, rows in (
+            ("kvcache.fragmentation", "1", self._fragmentation),
+            ("kvcache.tier.bytes", "By", self._tier_bytes),
+            ("kvcache.prefixes", "1", self._prefixes),
+            ("kvcache.queue.depth", "1", lambda: [(q.depth, {"form": str(q.form)}) for q in self._queues.all()]),
+            ("kvcache.leases", "1", lambda: [(len(ledger.leases), {})]),
+            ("kvcache.lease.age", "s", lambda: [(ledger.leases.oldest_s(), {})]),
+            ("kvcache.mode", "1", lambda: [(mode().rung, {})]),
+        ):
+            meter.create_observable_gauge(name, [_callback(rows)], unit=unit)
+
+    def _durations(self, meter: Meter) -> None:
+        """Histograms have no observable form. I/O and queue waits are rare beside requests, so each is recorded as it
+        happens (about 10 us)."""
+        for name, series in self._series().items():
+            instrument = meter.create_histogram(name, unit="s", explicit_bucket_boundaries_advisory=IO_BOUNDS_S)
+            for attributes, counts in series:
+                counts.on_add = partial(instrument.record, attributes=attributes)
+
+    def _series(self) -> dict[str, list[tuple[dict[str, str], Histogram]]]:
+        durations = [
+            ({"tier": str(tier), "direction": direction}, side.seconds)
+            for tier, transfer in self._ledger.tiers.io.items()
+            for direction, side in (("read", transfer.read), ("write", transfer.write))
+        ]
+        waits = [({"form": str(q.form)}, q.wait) for q in self._queues.all()]
+        return {"kvcache.tier.io.duration": durations, "kvcache.queue.wait": waits}
+
+    def _io_bytes(self) -> Rows:
+        return [
+            (side.moved_bytes, {"tier": str(tier), "direction": direction})
+            for tier, transfer in self._ledger.tiers.io.items()
+            for direction, side in (("read", transfer.read), ("write", transfer.write))
+            if side.seconds.count
+        ]
+
+    def _fragmentation(self) -> Rows:
+        with self._ledger.lock:
+            usage = self._ledger.tiers.gpu.usage()
+        held = sum(u.slots * u.slot_bytes for u in usage.values())
+        free = sum((u.slots - u.used_slots) * u.slot_bytes for u in usage.values())
+        rows = [(u.fragmentation_ratio, {"class": name}) for name, u in usage.items() if u.slabs]
+        return [*rows, (free / held if held else 0.0, {"class": "all"})]
+
+    def _tier_bytes(self) -> Rows:
+        with self._ledger.lock:
+            figures = {tier: tier_figures(self._ledger, tier) for tier in Tier}
+        return [
+            (n, {"tier": str(tier), "state": name.removesuffix("_bytes")})
+            for tier, found in figures.items()
+            for name, n in found.items()
+        ]
+
+    def _prefixes(self) -> Rows:
+        return [(n, {"state": str(s)}) for s, n in self._ledger.states.items() if s not in (State.NEW, State.EVICTED)]
+
+
+def _callback(rows: Callable[[], Rows]) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    return lambda _options: [Observation(value, attributes) for value, attributes in rows()]
+
+
+def _singles(table: dict[Any, int], names: tuple[str, ...]) -> Rows:
+    return [(n, dict(zip(names, key, strict=True))) for key, n in list(table.items())]
+
+
+def _pairs(table: dict[Any, list[int]], names: tuple[str, ...]) -> Rows:
+    """Rows of tokens and of requests from `key -> [tokens, requests]`."""
+    found: list[tuple[float, dict[str, str]]] = []
+    for key, (n_tokens, n_requests) in list(table.items()):
+        attributes = dict(zip(names, key if isinstance(key, tuple) else (key,), strict=True))
+        found.append((n_tokens, {**attributes, "of": "tokens"}))
+        found.append((n_requests, {**attributes, "of": "requests"}))
+    return found
