@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 
-import click
 import typer
 
-from controlplane.cli import act, alert, engine_host, look, policy, replay, serve, spec, steer, token, up
-from controlplane.cli.exits import Exit, exit_code_of, show_error
+from controlplane.cli import act, alert, engine_host, identify, look, policy, replay, serve, spec, steer, token, up
+from controlplane.cli.exits import exit_code_of, show_error
 from controlplane.errors import ControlPlaneError
 
 app = typer.Typer(
@@ -19,7 +18,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for module in (up, serve, look, act, steer, policy, alert, token):
+for module in (up, serve, look, act, steer, policy, alert, token, identify):
     module.register(app)
 app.command("engine")(engine_host.engine)
 app.command("replay")(replay.replay)
@@ -29,20 +28,10 @@ app.command("spec")(spec.spec)
 def main() -> None:
     """Runs the command line and ends the process with one of `Exit`."""
     try:
-        code = app(standalone_mode=False)
+        app()
     except ControlPlaneError as error:
         show_error(error)
         sys.exit(exit_code_of(error))
-    except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
-    except click.Abort:
-        sys.exit(Exit.FAILED)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    sys.exit(code if isinstance(code, int) else Exit.OK)
 
 
 if __name__ == "__main__":

@@ -121,6 +121,7 @@ def _warnings(kind: str, arguments: Mapping[str, Any], touched: Sequence[Prefix]
     warnings = []
     if kind == "evict" and below and not arguments.get("descendants", False):
         warnings.append(f"{len(below)} prefixes lie under these; the engine refuses to evict a parent before them")
-    if kind == "evict" and any(prefix.pinned for prefix in touched):
-        warnings.append("pinned prefixes are refused: unpin them first")
+    pinned = sum(prefix.pinned for prefix in touched)
+    if kind in ("evict", "offload") and pinned:
+        warnings.append(f"{pinned} of these are pinned: somebody asked for them to be kept")
     return warnings

@@ -1,0 +1,83 @@
+"""`kvdeck up`: how it starts, how it ends, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from cli_support import Up, kvdeck, runs, wait_for
+
+ALONE = ("--no-engine", "--no-dashboard")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_everything_cleanly(tmp_path: Path, number: int) -> None:
+    with Up(tmp_path / "var", *ALONE) as up:
+        children = up.children()
+        assert up.stop(number) == 0
+        assert "Stopped. The history is kept" in up.said
+    assert not any(runs(pid) for pid in children)
+    assert not (tmp_path / "var" / "running.json").exists()
+
+
+def test_a_second_start_keeps_the_history_and_the_tokens(tmp_path: Path) -> None:
+    with Up(tmp_path / "var", *ALONE) as up:
+        up.kvdeck("cap", "--prefixes", "77", "--reason", "remember me")
+        secret = (tmp_path / "var" / "operator.token").read_text()
+    with Up(tmp_path / "var", *ALONE) as again:
+        assert "remember me" in again.kvdeck("cap", "--json").stdout
+        assert (tmp_path / "var" / "operator.token").read_text() == secret
+
+
+def test_two_on_one_data_folder_are_refused(tmp_path: Path) -> None:
+    with Up(tmp_path / "var", *ALONE):
+        second = kvdeck("up", "--data-dir", str(tmp_path / "var"), *ALONE)
+    assert second.returncode == 1
+    assert "Another `kvdeck up` runs on" in second.stderr
+
+
+@pytest.mark.parametrize("flag", ["--api-port", "--dashboard-port"])
+def test_a_port_in_use_is_named_with_its_flag(tmp_path: Path, flag: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = kvdeck("up", "--data-dir", str(tmp_path), "--no-engine", flag, port)
+    assert done.returncode == 1
+    assert port in done.stderr
+    assert flag in done.stderr
+
+
+def test_a_child_that_dies_ends_the_whole_with_its_log(tmp_path: Path) -> None:
+    with Up(tmp_path / "var", *ALONE) as up:
+        (child,) = up.children()
+        os.kill(child, signal.SIGKILL)
+        assert up.process.wait(60) == 1
+        assert "control plane ended by itself" in up.said
+        assert "serve.log" in up.said
+
+
+def test_what_a_killed_one_left_behind_is_named(tmp_path: Path) -> None:
+    with Up(tmp_path / "var", *ALONE) as up:
+        (child,) = up.children()
+        up.process.kill()
+        up.process.wait()
+        try:
+            ports = ("--api-port", str(up.api_port), "--dashboard-port", str(up.dashboard_port))
+            done = kvdeck("up", "--data-dir", str(tmp_path / "var"), *ports, *ALONE)
+        finally:
+            os.kill(child, signal.SIGTERM)
+            wait_for(lambda: not runs(child), "the child that was left behind")
+    assert done.returncode == 1
+    assert f"kill {child}" in done.stderr
+
+
+def test_a_dead_start_says_which_part_and_shows_its_log(tmp_path: Path) -> None:
+    (tmp_path / "var").mkdir()
+    variables = {"KVDECK_INGEST_MAX_BYTES": "many"}
+    done = kvdeck("up", "--data-dir", str(tmp_path / "var"), *ALONE, **variables)
+    assert done.returncode == 1
+    assert "KVDECK_INGEST_MAX_BYTES" in done.stderr
