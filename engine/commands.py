@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from engine.clock import NS_PER_S
@@ -38,7 +39,7 @@ class CommandRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOutcome:
-    """`status` is succeeded, failed, refused or expired; `outcome` says what was done to what, and what was refused why."""
+    """`status` is succeeded, failed, refused or expired; `outcome` says what was done, and what was refused why."""
 
     status: str
     outcome: dict[str, Any]
@@ -53,7 +54,15 @@ class BadCommand(EngineError):
 class Commands:
     """Runs commands one by one; each ends in an outcome and a `kvcache.command` span under the operator's trace."""
 
-    def __init__(self, ledger: Ledger, queues: FormQueues, recovery: Recovery, reformer: Reformer, codec: Callable[[], str], timeout_s: float) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        queues: FormQueues,
+        recovery: Recovery,
+        reformer: Reformer,
+        codec: Callable[[], str],
+        timeout_s: float,
+    ) -> None:
         self._ledger = ledger
         self._queues = queues
         self._recovery = recovery
@@ -89,13 +98,15 @@ class Commands:
                 "kvcache.outcome", found.status, "kvcache.reason", reason,
             )  # fmt: skip
             failed = f"{request.kind}: {found.status}" if found.status in ("failed", "refused") else ""
-            ledger.ring.request("kvcache.command", span, parent, start_ns, ledger.clock.monotonic_ns(), attributes, failed)
+            ledger.ring.request(
+                "kvcache.command", span, parent, start_ns, ledger.clock.monotonic_ns(), attributes, failed
+            )
         return CommandOutcome(status=found.status, outcome=outcome)
 
     # -- kinds ------------------------------------------------------------------------------------------------------
 
     def _evict(self, request: CommandRequest, cause: CauseOf, span: SpanContext, progress: Progress) -> dict[str, Any]:
-        """Evict prefixes, with `descendants` their whole subtrees, tails first. A version the operator did not see refuses."""
+        """Evict prefixes, with `descendants` their subtrees, tails first; not one whose version has moved on."""
         ids = _ids(request)
         seen = request.arguments.get("expect_versions") or {}
         descendants = bool(request.arguments.get("descendants", True))
@@ -145,7 +156,7 @@ class Commands:
                 continue
             job, reason = self._restore_job(prefix_id, cause, span)
             if job is not None and job.steps:
-                found = self._run(Form.OFFLOADED, lambda j=job: self._recovery.run(j))
+                found = self._run(Form.OFFLOADED, partial(self._recovery.run, job))
                 reason, moved = found.failure, moved + found.restored_bytes
             warmed += not reason
             if reason:
@@ -202,33 +213,41 @@ class Commands:
                 done += 1
         return {"pinned" if until_ns else "unpinned": done, "refused": refused}
 
-    def _compress(self, request: CommandRequest, cause: CauseOf, span: SpanContext, progress: Progress) -> dict[str, Any]:
+    def _compress(
+        self, request: CommandRequest, cause: CauseOf, span: SpanContext, progress: Progress
+    ) -> dict[str, Any]:
         codec = str(request.arguments.get("codec") or self._codec())
         if codec not in self._ledger.tiers.codecs:
             raise BadCommand(f"codec {codec!r} is unknown; known: {', '.join(self._ledger.tiers.codecs)}")
         step = Form.COMPRESSED, lambda prefix_id: self._reformer.compress(prefix_id, codec, cause, span)
         return self._each(request, "compressed", progress, *step)
 
-    def _offload(self, request: CommandRequest, cause: CauseOf, span: SpanContext, progress: Progress) -> dict[str, Any]:
+    def _offload(
+        self, request: CommandRequest, cause: CauseOf, span: SpanContext, progress: Progress
+    ) -> dict[str, Any]:
         tier = str(request.arguments.get("tier") or Tier.HOST)
         if tier not in (Tier.HOST, Tier.DISK):
             raise BadCommand(f"tier {tier!r} is nowhere to offload to; host or disk")
         step = Form.RESIDENT, lambda prefix_id: self._reformer.offload(prefix_id, Tier(tier), cause, span)
         return self._each(request, "offloaded", progress, *step)
 
-    def _each(self, request: CommandRequest, verb: str, progress: Progress, form: Form, step: Callable[[str], Reformed]) -> dict[str, Any]:
+    def _each(
+        self, request: CommandRequest, verb: str, progress: Progress, form: Form, step: Callable[[str], Reformed]
+    ) -> dict[str, Any]:
         done = moved = 0
         refused: list[dict[str, str]] = []
         ids = _ids(request)
         for i, prefix_id in enumerate(ids):
-            found = self._run(form, lambda p=prefix_id: step(p))
+            found = self._run(form, partial(step, prefix_id))
             done, moved = done + (not found.refused), moved + found.moved_bytes
             if found.refused:
                 refused.append({"prefix_id": prefix_id, "reason": found.refused})
             progress({"done": i + 1, "of": len(ids), "bytes": moved})
         return {verb: done, "bytes": moved, "refused": refused}
 
-    def _compact(self, request: CommandRequest, cause: CauseOf, span: SpanContext, progress: Progress) -> dict[str, Any]:
+    def _compact(
+        self, request: CommandRequest, cause: CauseOf, span: SpanContext, progress: Progress
+    ) -> dict[str, Any]:
         limit = int(request.arguments.get("max_pages") or MAX_PAGES)
         pages, moved, slabs = self._run(Form.RESIDENT, lambda: self._reformer.compact(limit, span))
         return {"pages": pages, "bytes": moved, "slabs_freed": slabs}

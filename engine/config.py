@@ -23,8 +23,10 @@ class Mode(StrEnum):
 
     @property
     def rung(self) -> int:
-        return list(Mode).index(self)
+        return _RUNGS[self]
 
+
+_RUNGS: dict[str, int] = {mode: rung for rung, mode in enumerate(Mode)}
 
 CODEC_CHOICES = ("lossless", "int8", "none")
 
@@ -73,12 +75,16 @@ class EngineConfig:
             raise ConfigError(f"codec is {self.codec!r}; known: {', '.join(CODEC_CHOICES)}")
         if not 0.0 < self.checkpoint_budget_ratio < 1.0:
             raise ConfigError(
-                f"checkpoint_budget_ratio is {self.checkpoint_budget_ratio}; it is a share of the GPU tier, between 0 and 1"
+                f"checkpoint_budget_ratio is {self.checkpoint_budget_ratio}; a share of the GPU tier, between 0 and 1"
             )
         if self.disk_bytes and self.data_dir is None:
-            raise ConfigError("disk_bytes is set but data_dir is not; name a folder for the disk tier or set disk_bytes to 0")
+            raise ConfigError(
+                "disk_bytes is set but data_dir is not; name a folder for the disk tier or set disk_bytes to 0"
+            )
         if not self.materialise and (self.host_bytes or self.disk_bytes):
-            raise ConfigError("materialise=False keeps no bytes, so there is nothing to offload; set host_bytes and disk_bytes to 0")
+            raise ConfigError(
+                "materialise=False keeps no bytes, so there is nothing to offload; set host_bytes and disk_bytes to 0"
+            )
         _ = self.caps
 
     @property

@@ -124,7 +124,9 @@ class CacheEngine:
 
         Waits for restores no longer than `deadline_s`. `traceparent` (W3C) continues the caller's trace.
         """
-        return self._server.acquire(namespace, token_bytes(tokens), self._mode, deadline_s, parse_traceparent(traceparent))
+        return self._server.acquire(
+            namespace, token_bytes(tokens), self._mode, deadline_s, parse_traceparent(traceparent)
+        )
 
     def commit(
         self,
@@ -142,7 +144,9 @@ class CacheEngine:
         """
         data = token_bytes(tokens)
         if self.config.materialise != (state is not None):
-            need = "tensors (a NewState)" if self.config.materialise else "no tensors: it was built with materialise=False"
+            need = (
+                "tensors (a NewState)" if self.config.materialise else "no tensors: it was built with materialise=False"
+            )
             raise StateMismatch(f"this engine takes commits with {need}")
         if state is not None and state.end_tokens != len(data) // TOKEN_BYTES:
             raise StateMismatch(f"the state ends at {state.end_tokens} tokens, {len(data) // TOKEN_BYTES} were passed")
@@ -204,11 +208,15 @@ class CacheEngine:
 
     # -- administration ---------------------------------------------------------------------------------------------
 
-    def execute(self, request: CommandRequest, progress: Callable[[dict[str, Any]], None] = lambda _: None) -> CommandOutcome:
+    def execute(
+        self, request: CommandRequest, progress: Callable[[dict[str, Any]], None] = lambda _: None
+    ) -> CommandOutcome:
         """Run one operator's command to its end. Raises `BadCommand` for what cannot be one."""
         return self._commands.execute(request, progress)
 
-    def reconfigure(self, changes: Mapping[str, Any], *, revision: int, traceparent: str | None = None) -> dict[str, Any]:
+    def reconfigure(
+        self, changes: Mapping[str, Any], *, revision: int, traceparent: str | None = None
+    ) -> dict[str, Any]:
         """Apply a desired state: caps, mode, codec, checkpoint rule. All of it or, raising `ConfigError`, none.
 
         A key that is absent or null means the engine's own configuration. Shrinking a cap evicts at once.

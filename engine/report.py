@@ -99,7 +99,7 @@ def _snapshot_row(node: PrefixNode, now_ns: int, wall_ns: int) -> dict[str, Any]
 def check(ledger: Ledger) -> list[str]:
     """Every broken invariant, in words; an empty list is a clean engine.
 
-    Every tier balances (free + live = total), every used slot belongs to exactly one holding, every file is referred to,
+    Every tier balances (free + live = total), every used slot belongs to exactly one holding, every file is used,
     states agree with where objects are, leases are counted right, versions are at least 1.
     """
     with ledger.lock:
@@ -167,7 +167,10 @@ def _check_states(ledger: Ledger, nodes: list[PrefixNode]) -> list[str]:
         counted[record.state] += 1
         if record.version < 1 or ledger.nodes.get(record.prefix_id) is not node:
             found.append(f"prefix {record.prefix_id}: version {record.version}, or not found by its id")
-        if record.state in (State.FULL, State.COMPRESSED, State.PARTIAL_OFFLOAD) and record.state is not record.natural_state:
+        if (
+            record.state in (State.FULL, State.COMPRESSED, State.PARTIAL_OFFLOAD)
+            and record.state is not record.natural_state
+        ):
             found.append(f"prefix {record.prefix_id}: state {record.state}, its objects say {record.natural_state}")
         if record.state is State.FULL_RESTORE and not record.busy:
             found.append(f"prefix {record.prefix_id}: FULL_RESTORE, but no restore is in flight")

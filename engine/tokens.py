@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from engine.errors import StateMismatch
 
-Tokens = npt.NDArray[np.integer[Any]] | array | Sequence[int] | Any
+Tokens = npt.NDArray[np.integer[Any]] | array[int] | Sequence[int] | Any
 """A numpy array, `array.array`, a torch tensor, or (slowly) a list of ints; one dimension."""
 
 _INT32 = np.dtype("<i4")
@@ -24,7 +24,9 @@ def token_bytes(tokens: Tokens) -> bytes:
     if found.size == 0:
         return b""
     if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise StateMismatch(f"tokens are {found.dtype} of shape {list(found.shape)}; they must be integers in one dimension")
+        raise StateMismatch(
+            f"tokens are {found.dtype} of shape {list(found.shape)}; they must be integers in one dimension"
+        )
     if found.dtype.itemsize > 4 or found.dtype.kind == "u":
         low, high = int(found.min()), int(found.max())
         if low < 0 or high > 0x7FFFFFFF:

@@ -1,9 +1,10 @@
-"""`kvdeck engine`: an inference process without the model: engine, exporters, agent, and a workload that is verified."""
+"""`kvdeck engine`: an inference process without the model: engine, exporters, agent, and a verified workload."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from controlplane.cli.context import DEFAULT_DATA_DIR
 from controlplane.cli.exits import ERR, CliError, Exit, show_error
 
 if TYPE_CHECKING:
-    from engine import CacheEngine
+    from engine import CacheEngine, ModelSpec
 
 MIB = 1 << 20
 DEFAULT_FOLDER = DEFAULT_DATA_DIR / "engine"  # where `kvdeck up` puts its own
@@ -130,3 +131,75 @@ def _stop_on_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _start_engine(config: HostConfig, parts: ExitStack) -> CacheEngine:
+    from controlplane.host.export import build_export
+    from engine import CacheEngine, EngineConfig, preset
+
+    config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    spec = preset(config.spec)
+    settings = EngineConfig(
+        engine_id=config.engine_id,
+        device=config.device,
+        gpu_bytes=config.gpu_mib * MIB,
+        host_bytes=config.host_mib * MIB,
+        disk_bytes=config.disk_mib * MIB,
+        data_dir=config.data_dir if config.disk_mib else None,
+        codec=config.codec,
+    )
+    if not config.url:
+        engine = CacheEngine(spec, settings)
+        parts.callback(engine.close)
+        return engine
+    boot_id = uuid.uuid4().hex
+    export = build_export(config.url, config.token, _resource(config.engine_id, boot_id, spec))
+    parts.callback(export.shutdown)
+    engine = CacheEngine(
+        spec,
+        settings,
+        span_processors=export.span_processors,
+        meter_provider=export.meter_provider,
+        resource=export.resource,
+    )
+    # Exporters are older than the engine they speak for; agent, spans and metrics must name the same boot.
+    engine.boot_id = boot_id
+    parts.callback(engine.close)
+    return engine
+
+
+def _resource(engine_id: str, boot_id: str, spec: ModelSpec) -> dict[str, str]:
+    """Who speaks: docs/reference/wire.md, section 1."""
+    return {
+        "service.name": "kvdeck-engine",
+        "service.instance.id": engine_id,
+        "kvdeck.engine.id": engine_id,
+        "kvdeck.engine.boot_id": boot_id,
+        "kvdeck.model": spec.name,
+        "kvdeck.fingerprint": spec.fingerprint,
+    }
+
+
+def _start_agent(config: HostConfig, engine: CacheEngine, parts: ExitStack) -> None:
+    from controlplane.host.agent import Agent
+
+    agent = Agent(engine, url=config.url, token=config.token, data_dir=config.data_dir)
+    agent.start()
+    parts.callback(agent.stop)
+
+
+def _idle(engine: CacheEngine, stop: threading.Event, *, ticks: bool) -> None:
+    while not stop.wait(1.0):
+        if ticks:  # with a control plane the agent does it
+            engine.tick()
+
+
+def _run_workload(config: HostConfig, engine: CacheEngine, stop: threading.Event) -> None:
+    from controlplane.workload.driver import Driver, DriverConfig
+    from controlplane.workload.generator import Generator, GeneratorConfig
+    from engine.integrations.synthetic import SyntheticModel
+
+    model = SyntheticModel(engine.spec, device=config.device, codec=config.codec)
+    driving = DriverConfig(inflight=4, speed=1.0, ticks=not config.url)
+    generator = Generator(GeneratorConfig(seed=config.seed, rate_per_s=config.rate_per_s))
+    Driver(engine, model, driving, stop=stop).run(generator)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -179,7 +179,20 @@ class Driver:
 
 
 def engine_facts(engine: CacheEngine) -> dict[str, Any]:
-    """The engine's own view at the end of a run: tiers, recoveries, fragmentation, broken invariants."""
-    stats = engine.stats()
-    kept = ("tiers", "recoveries", "fragmentation", "prefixes", "wrong_bytes", "verified_bytes", "telemetry_dropped")
-    return {name: stats[name] for name in kept if name in stats} | {"violations": list(engine.check())}
+    """The engine's own view at the end of a run: hits by object kind, tiers, recoveries, broken invariants."""
+    stats, counters = engine.stats(), engine.counters()
+    by_kind: Counter[str] = Counter()
+    for (kind, _state, _tier), (tokens, _requests) in counters.by_hit.items():
+        by_kind[kind] += tokens
+    kept = ("tiers", "recoveries", "fragmentation", "prefixes", "quarantined", "telemetry_dropped")
+    return {name: stats[name] for name in kept} | {
+        "hit_tokens_by_kind": dict(by_kind),
+        "hits": [
+            {"kind": kind, "state": state, "tier": tier, "tokens": tokens, "requests": requests}
+            for (kind, state, tier), (tokens, requests) in sorted(counters.by_hit.items())
+        ],
+        "validations": counters.validations,
+        "transitions": counters.transitions,
+        "evictions": {f"{cause}, {kind}": count for (cause, kind), count in sorted(counters.evictions.items())},
+        "violations": engine.check(),
+    }

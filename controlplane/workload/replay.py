@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricReader, NumberDataPoint
+
 from controlplane.workload.driver import Driver, DriverConfig, engine_facts
 from controlplane.workload.generator import Generator, GeneratorConfig
 from controlplane.workload.report import Report
@@ -90,14 +93,15 @@ def run_replay(
     requests = _requests(config)
     spec = preset(config.spec)
     error: TraceError | None = None
-    with _data_dir(config) as folder, _engine(config, folder) as engine:
+    reader = InMemoryMetricReader()
+    with _data_dir(config) as folder, _engine(config, folder, reader) as engine:
         model = SyntheticModel(spec, config.seed, device=config.device, codec=config.codec)
         driver = Driver(engine, model if config.materialise else None, driving, stop=stop, on_request=on_request)
         try:
             driver.run(requests)
         except TraceError as broken:
             error = broken
-        facts = engine_facts(engine)
+        facts = engine_facts(engine) | {"bytes_moved": _bytes_moved(reader)}
     return ReplayResult(report=driver.report, engine=facts, error=error, interrupted=stop.is_set())
 
 
@@ -118,7 +122,7 @@ def _data_dir(config: ReplayConfig) -> Iterator[Path | None]:
 
 
 @contextmanager
-def _engine(config: ReplayConfig, data_dir: Path | None) -> Iterator[CacheEngine]:
+def _engine(config: ReplayConfig, data_dir: Path | None, reader: MetricReader) -> Iterator[CacheEngine]:
     settings = EngineConfig(
         gpu_bytes=config.gpu_mib * MIB,
         host_bytes=config.host_mib * MIB,
@@ -132,8 +136,23 @@ def _engine(config: ReplayConfig, data_dir: Path | None) -> Iterator[CacheEngine
         checkpoint_every_tokens=config.checkpoint_every_tokens,
         engine_id="replay",
     )
-    engine = CacheEngine(preset(config.spec), settings)
+    meters = MeterProvider(metric_readers=[reader], shutdown_on_exit=False)
     try:
-        yield engine
+        with CacheEngine(preset(config.spec), settings, meter_provider=meters) as engine:
+            yield engine
     finally:
-        engine.close()
+        meters.shutdown()
+
+
+def _bytes_moved(reader: InMemoryMetricReader) -> dict[str, int]:
+    """Bytes by tier and direction, from the metric an operator would look at."""
+    data = reader.get_metrics_data()
+    scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics] if data else []
+    return {
+        f"{point.attributes['tier']} {point.attributes['direction']}": int(point.value)
+        for scope in scopes
+        for metric in scope.metrics
+        if metric.name == "kvcache.tier.io.bytes"
+        for point in metric.data.data_points
+        if isinstance(point, NumberDataPoint) and point.attributes
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +34,7 @@ class Report:
     gap_tokens: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def acquired(self, prompt_tokens: int, lease: Any) -> None:
         """Count what one lease found. `lease` is an engine lease; a gap is the lcp that was not usable."""
@@ -130,9 +130,11 @@ def rows_of(report: Report, engine: Mapping[str, Any]) -> Iterator[tuple[str, st
 
 def _engine_rows(engine: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for name, tier in engine.get("tiers", {}).items():
-        yield "tiers", name, f"{tier['live_bytes'] + tier['pinned_bytes']:,} of {tier['total_bytes']:,} bytes in use"
+        yield "tiers", name, f"{tier['live_bytes']:,} of {tier['total_bytes']:,} bytes in use"
     for name, count in engine.get("recoveries", {}).items():
         yield "recoveries", name, f"{count:,}"
+    for name, count in engine.get("evictions", {}).items():
+        yield "evictions", name, f"{count:,}"
     for name, count in engine.get("bytes_moved", {}).items():
         yield "bytes moved", name, f"{count:,}"
     for name, ratio in engine.get("fragmentation", {}).items():

@@ -20,7 +20,9 @@ class Caps:
         for name in ("prefixes", "gpu_bytes", "host_bytes", "disk_bytes"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ConfigError(f"cap_{name} is {value!r}; it must be a whole number of at least 1, or null for no cap")
+                raise ConfigError(
+                    f"cap_{name} is {value!r}; it must be a whole number of at least 1, or null for no cap"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,9 @@ class GraphGuard:
         """
         with self._lock:
             if epoch is not None and epoch != self.epoch:
-                raise GraphStale(f"the graph was captured at epoch {epoch}, page tables are at {self.epoch}; capture it again")
+                raise GraphStale(
+                    f"the graph was captured at epoch {epoch}, page tables are at {self.epoch}; capture it again"
+                )
             self._windows += 1
         try:
             yield self.epoch
@@ -78,6 +80,8 @@ class PageTable:
     def fill(self, offsets: torch.Tensor) -> None:
         """Replace the entries in place. Raises `ConfigError` past the capacity."""
         if len(offsets) > len(self.offsets):
-            raise ConfigError(f"{len(offsets)} pages do not fit a page table of {len(self.offsets)}; make it larger and capture again")
+            raise ConfigError(
+                f"{len(offsets)} pages do not fit a page table of {len(self.offsets)}; make it larger and capture again"
+            )
         self.offsets[: len(offsets)].copy_(offsets)
         self.length = len(offsets)

@@ -80,7 +80,9 @@ def check_transition(prefix_id: str, before: State, after: State, cause: Cause) 
     causes = TRANSITIONS.get((before, after))
     if causes is None:
         allowed = sorted(str(b) for a, b in TRANSITIONS if a is before)
-        raise IllegalTransition(f"prefix {prefix_id}: {before} -> {after} is no edge; from {before}: {', '.join(allowed) or 'none'}")
+        raise IllegalTransition(
+            f"prefix {prefix_id}: {before} -> {after} is no edge; from {before}: {', '.join(allowed) or 'none'}"
+        )
     if cause not in causes:
         names = ", ".join(sorted(causes))
         raise IllegalTransition(f"prefix {prefix_id}: {before} -> {after} is not caused by {cause}; it is by: {names}")

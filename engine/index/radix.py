@@ -68,8 +68,10 @@ class RadixIndex(Generic[R]):
                 high = middle - 1
         return low * step
 
-    def append(self, namespace: str, parent: Node[R] | None, edge: bytes, make_record: Callable[[str, str, int], R]) -> Node[R]:
-        """Hang a new node of whole pages under `parent` (None: the root). `make_record(prefix_id, parent_id, first_page)`."""
+    def append(
+        self, namespace: str, parent: Node[R] | None, edge: bytes, make_record: Callable[[str, str, int], R]
+    ) -> Node[R]:
+        """Hang a new node of whole pages under `parent` (None: the root). `make_record` gets id, parent id, first page."""
         top = parent or self._root(namespace)
         hasher = top.hasher.copy()
         hasher.update(edge)

@@ -120,7 +120,9 @@ class Arena:
     ) -> None:
         widest = max(classes.values())
         if widest > slab_bytes:
-            raise ConfigError(f"{name}: a slot of {widest:,} bytes does not fit a slab of {slab_bytes:,}; raise slab_bytes")
+            raise ConfigError(
+                f"{name}: a slot of {widest:,} bytes does not fit a slab of {slab_bytes:,}; raise slab_bytes"
+            )
         self.name = name
         self.slab_bytes = slab_bytes
         self.n_slabs = total_bytes // slab_bytes
@@ -277,7 +279,9 @@ class Arena:
             found.append(f"{self.name}: {owned} owned + {len(self._free_slabs)} free slabs are not {self.n_slabs}")
         for name, cls in self._classes.items():
             if cls.top + cls.used_slots != cls.n_slabs * cls.per_slab:
-                found.append(f"{self.name}: class {name}: {cls.top} free + {cls.used_slots} used slots are not the slabs'")
+                found.append(
+                    f"{self.name}: class {name}: {cls.top} free + {cls.used_slots} used slots are not the slabs'"
+                )
             if len(np.unique(cls.stack[: cls.top])) != cls.top:
                 found.append(f"{self.name}: class {name}: a slot is free twice")
             if int(cls.used.sum()) != cls.used_slots:

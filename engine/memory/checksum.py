@@ -16,6 +16,6 @@ def page_sums(data: torch.Tensor) -> PageSums:
     return np.fromiter((xxhash.xxh3_64_intdigest(row) for row in rows), dtype=np.uint64, count=len(rows))
 
 
-def tensor_sum(data: memoryview | bytes | npt.NDArray[np.generic]) -> str:
+def tensor_sum(data: memoryview | bytes) -> str:
     """128-bit hexadecimal checksum of one tensor's bytes."""
     return xxhash.xxh3_128_hexdigest(data)

@@ -1,7 +1,7 @@
 """Coded forms of history pages: smaller bytes on the same tier.
 
-`int8` is lossy: groups of 32 values share a float32 scale; the largest error is measured and kept with the object. It touches
-only native full-attention segments; natively compressed ones (CSA, HCA, MLA) are copied as they are.
+`int8` is lossy: groups of 32 values share a float32 scale; the largest error is measured and kept with the object. It
+touches only native full-attention segments; natively compressed ones (CSA, HCA, MLA) are copied as they are.
 
 `lossless` keeps every bit: the exponents of bfloat16 and float32 values cluster, so each is coded in 4 bits relative to
 the largest of its group of 32, and the rare outlier goes to an exception list. A page with more outliers than the list
@@ -94,7 +94,9 @@ class PageCodec:
     def decode(self, coded: torch.Tensor, meta: CodecMeta) -> torch.Tensor:
         """Raises `CodecRefused` for pages of another codec, version or group: they cannot be read by this code."""
         if (meta.codec, meta.version, meta.group) != (self.codec, CODEC_VERSION, GROUP):
-            raise CodecRefused(f"pages coded by {meta.codec} v{meta.version} cannot be read as {self.codec} v{CODEC_VERSION}")
+            raise CodecRefused(
+                f"pages coded by {meta.codec} v{meta.version} cannot be read as {self.codec} v{CODEC_VERSION}"
+            )
         pages = torch.zeros((len(coded), self.layout.slot_bytes), dtype=torch.uint8, device=coded.device)
         for piece in self._pieces:
             out = pages[:, piece.segment.offset_bytes : piece.segment.offset_bytes + piece.segment.segment_bytes]
@@ -172,7 +174,7 @@ def _encode_lossless(piece: _Piece, raw: torch.Tensor, out: torch.Tensor) -> Non
     counts = outlier.sum(1)
     if n and int(counts.max()) > piece.exceptions:
         raise CodecRefused(
-            f"{piece.segment.key}: {int(counts.max())} exponents of one page are outliers; the list holds {piece.exceptions}"
+            f"{piece.segment.key}: {int(counts.max())} exponents of a page are outliers; {piece.exceptions} fit"
         )
     code = torch.where(outlier | (exponent == 0), torch.zeros_like(code), code)
     cursor = 0

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.errors import CorruptObject, FolderLocked, OutOfMemory
+from engine.errors import CorruptObject, FolderLocked
 from engine.memory import diskfile
 from engine.memory.checksum import PageSums
 from engine.memory.diskfile import ObjectHeader, StoredObject
@@ -62,7 +62,9 @@ class DiskTier:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock_fd)
-            raise FolderLocked(f"{folder}: another engine uses this folder; stop it or give this one another data_dir") from error
+            raise FolderLocked(
+                f"{folder}: another engine uses this folder; stop it or give this one another data_dir"
+            ) from error
         self._serial = 0
         self.files: dict[str, DiskFile] = {}
 
@@ -86,8 +88,13 @@ class DiskTier:
         self._serial += 1
         return f"{header.prefix_id}-{header.kind}-{header.boundary}-{header.written_ns:x}-{self._serial}.safetensors"
 
-    def publish(self, name: str, header: ObjectHeader, pages: torch.Tensor, sums: PageSums, tokens: npt.NDArray[np.int32]) -> DiskFile:
-        """Write one object so that it is wholly there or not at all. Raises OSError (ENOSPC, EIO, ...) with nothing left behind."""
+    def publish(
+        self, name: str, header: ObjectHeader, pages: torch.Tensor, sums: PageSums, tokens: npt.NDArray[np.int32]
+    ) -> DiskFile:
+        """Write one object so that it is wholly there or not at all.
+
+        Raises OSError (ENOSPC, EIO, ...) with nothing left behind.
+        """
         target = self._objects / name
         temporary = target.with_suffix(".tmp")
         try:
@@ -120,14 +127,16 @@ class DiskTier:
             with open(path, "rb", buffering=0) as handle:
                 size = os.fstat(handle.fileno()).st_size
                 raw = np.empty(size, dtype=np.uint8)
-                view, done = memoryview(raw), 0
+                view, done = raw.data, 0
                 while done < size:
                     n = handle.readinto(view[done:])
                     if not n:
                         raise CorruptObject(f"{file.name}: it ended after {done:,} of {size:,} bytes")
                     done += n
         except FileNotFoundError as error:
-            raise CorruptObject(f"{file.name}: the file is gone; something other than this engine removed it") from error
+            raise CorruptObject(
+                f"{file.name}: the file is gone; something other than this engine removed it"
+            ) from error
         return diskfile.decode(raw, file.name)
 
     # -- removing ---------------------------------------------------------------------------------------------------
@@ -190,10 +199,8 @@ class DiskTier:
         counted = sum(f.file_bytes for f in self.files.values())
         if counted != self.used_bytes:
             found.append(f"disk: {self.used_bytes:,} bytes counted, files have {counted:,}")
-        for file in self.files.values():
-            if not 0 < file.live_pages <= file.n_pages:
-                found.append(f"disk: {file.name} has {file.live_pages} live of {file.n_pages} pages")
-        return found
+        odd = [f for f in self.files.values() if not 0 < f.live_pages <= f.n_pages]
+        return found + [f"disk: {f.name} has {f.live_pages} live of {f.n_pages} pages" for f in odd]
 
 
 def _read_identity(path: Path, size: int) -> tuple[ObjectHeader, npt.NDArray[np.int32]]:

@@ -1,7 +1,7 @@
 """The format of one stored object on disk: a safetensors file that can prove itself.
 
-Tensors: `pages` uint8 [n, slot_bytes], `page_sums` uint64 [n], `tokens` int32 [all tokens from the start to the object's
-end]. The header's metadata carries what the object is, a checksum of every tensor, and a checksum of itself.
+Tensors: `pages` uint8 [n, slot_bytes], `page_sums` uint64 [n], `tokens` int32 [all tokens from the start to the
+object's end]. The header's metadata carries what the object is, a checksum of every tensor, and a checksum of itself.
 """
 
 from __future__ import annotations
@@ -51,9 +51,11 @@ class StoredObject:
     tokens: npt.NDArray[np.int32]
 
 
-def encode(header: ObjectHeader, pages: torch.Tensor, sums: PageSums, tokens: npt.NDArray[np.int32]) -> list[bytes | memoryview]:
+def encode(
+    header: ObjectHeader, pages: torch.Tensor, sums: PageSums, tokens: npt.NDArray[np.int32]
+) -> list[bytes | memoryview]:
     """The file as buffers to write in order."""
-    body = {
+    body: dict[str, npt.NDArray[Any]] = {
         "tokens": np.ascontiguousarray(tokens, dtype=np.int32),
         "page_sums": np.ascontiguousarray(sums),
         "pages": pages.contiguous().numpy(),
@@ -63,23 +65,27 @@ def encode(header: ObjectHeader, pages: torch.Tensor, sums: PageSums, tokens: np
     entries: dict[str, Any] = {}
     offset = 0
     for name, array in body.items():
-        metadata[f"sum.{name}"] = tensor_sum(memoryview(array).cast("B") if array.size else b"")
-        entries[name] = {"dtype": names[name], "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
+        metadata[f"sum.{name}"] = tensor_sum(array.data.cast("B") if array.size else b"")
+        entries[name] = {
+            "dtype": names[name],
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
         offset += array.nbytes
     metadata["sum.header"] = _header_sum(metadata, entries)
     text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % 64)  # tensors start aligned
-    return [struct.pack("<Q", len(text)), text, *(memoryview(a).cast("B") for a in body.values() if a.size)]
+    return [struct.pack("<Q", len(text)), text, *(a.data.cast("B") for a in body.values() if a.size)]
 
 
 def decode(raw: npt.NDArray[np.uint8], name: str) -> StoredObject:
     """Parse and prove a whole file. Raises `CorruptObject` naming the file and what does not hold."""
-    metadata, entries, start = parse_header(memoryview(raw), len(raw), name)
+    metadata, entries, start = parse_header(raw.data, len(raw), name)
     arrays = {}
     for tensor, dtype in (("tokens", "I32"), ("page_sums", "U64"), ("pages", "U8")):
         first, last = entries[tensor]["data_offsets"]
         data = raw[start + first : start + last]
-        if tensor_sum(data) != metadata[f"sum.{tensor}"]:
+        if tensor_sum(data.data) != metadata[f"sum.{tensor}"]:
             raise CorruptObject(f"{name}: the checksum of its tensor {tensor!r} does not match")
         arrays[tensor] = data.view(_DTYPES[dtype]).reshape(entries[tensor]["shape"])
     header = _object_header(metadata, name)
@@ -93,7 +99,9 @@ def decode(raw: npt.NDArray[np.uint8], name: str) -> StoredObject:
     )
 
 
-def decode_identity(metadata: Mapping[str, str], entries: Mapping[str, Any], data: bytes, name: str) -> tuple[ObjectHeader, npt.NDArray[np.int32]]:
+def decode_identity(
+    metadata: Mapping[str, str], entries: Mapping[str, Any], data: bytes, name: str
+) -> tuple[ObjectHeader, npt.NDArray[np.int32]]:
     """Header and tokens only, for adoption at start: the pages are proven when they are restored."""
     if tensor_sum(data) != metadata["sum.tokens"]:
         raise CorruptObject(f"{name}: the checksum of its tensor 'tokens' does not match")

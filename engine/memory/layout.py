@@ -10,9 +10,8 @@ from engine.errors import StateMismatch
 from engine.memory.state import Tensors
 from engine.model.objects import Layout, Segment, SegmentKey, section_rows
 
-_DTYPES = {
-    name: getattr(torch, name)
-    for name in ("float32", "bfloat16", "float16", "float8_e4m3fn", "int8", "uint8", "int32")
+_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float8_e4m3fn", "int8", "uint8", "int32")
 }
 
 

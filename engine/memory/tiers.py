@@ -1,7 +1,7 @@
 """The three tiers of one engine, and the byte work between them: no index, no states, no decisions.
 
-Metadata calls (`take`, `free`, `bind`) are made under the engine lock; byte work (`seal`, `fetch`, `fill`, `write_file`)
-without it, on copies that the caller owns or has marked busy.
+Metadata calls (`take`, `free`, `bind`) are made under the engine lock; byte work (`put`, `fill_host`,
+`write_file`, reads) without it, on copies that the caller owns or has marked busy.
 """
 
 from __future__ import annotations
@@ -145,7 +145,9 @@ class Tiers:
         """The GPU pages' bytes on the host, proven against their checksums, or given checksums if they had none."""
         transfer = self.io[Tier.GPU]
         data = transfer.run(
-            transfer.read, copy.total_bytes, lambda: self._stream.run(lambda: self.gpu.read(copy.page_class, copy.slots).cpu())
+            transfer.read,
+            copy.total_bytes,
+            lambda: self._stream.run(lambda: self.gpu.read(copy.page_class, copy.slots).cpu()),
         )
         return data, self._proven("gpu", data, copy.sums)
 
@@ -164,11 +166,15 @@ class Tiers:
         transfer = self.io[Tier.DISK]
         stored = transfer.run(transfer.read, copy.file.file_bytes, lambda: disk.read(copy.file), deadline_ns)
         if stored.header.page_class != copy.page_class or stored.header.codec != copy.meta:
-            raise CorruptObject(f"{copy.file.name}: it holds {stored.header.page_class}, {copy.page_class} was expected")
+            raise CorruptObject(
+                f"{copy.file.name}: it holds {stored.header.page_class}, {copy.page_class} was expected"
+            )
         first, last = copy.first, copy.first + copy.n_pages
         return stored.pages[first:last], self._proven("disk", stored.pages[first:last], stored.sums[first:last])
 
-    def write_file(self, name: str, header: ObjectHeader, data: torch.Tensor, sums: PageSums, tokens: bytes) -> DiskFile:
+    def write_file(
+        self, name: str, header: ObjectHeader, data: torch.Tensor, sums: PageSums, tokens: bytes
+    ) -> DiskFile:
         disk = self._disk()
         transfer = self.io[Tier.DISK]
         ids = np.frombuffer(tokens, dtype=np.int32)

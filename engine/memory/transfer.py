@@ -19,7 +19,9 @@ from engine.errors import EngineError, TierUnavailable
 
 T = TypeVar("T")
 
-RETRYABLE_ERRNO = frozenset({errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT})
+RETRYABLE_ERRNO = frozenset(
+    {errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT}
+)
 """Where a second try may go better. A missing file, a full disk or a wrong checksum will be the same again."""
 
 IO_BOUNDS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -135,12 +137,14 @@ class Transfer:
         self._jitter = random.Random(tier)
 
     def run(self, io: TierIo, n_bytes: int, work: Callable[[], T], deadline_ns: int | None = None) -> T:
-        """The result of `work`. Raises `TierUnavailable` for device failures, and what `work` raises of the engine's own.
+        """The result of `work`. Raises `TierUnavailable` for device failures, and the engine's own errors as they are.
 
         A retry waits with jitter and never past the deadline.
         """
         if not self.breaker.admits():
-            raise TierUnavailable(f"{self.tier}: the breaker is open after repeated I/O failures; it tries again by itself")
+            raise TierUnavailable(
+                f"{self.tier}: the breaker is open after repeated I/O failures; it tries again by itself"
+            )
         for attempt in range(1, self._attempts + 1):
             started = self._clock.monotonic_ns()
             try:
@@ -151,7 +155,9 @@ class Transfer:
             except OSError as error:
                 self.breaker.failed()
                 if attempt == self._attempts or error.errno not in RETRYABLE_ERRNO or self._late(deadline_ns):
-                    raise TierUnavailable(f"{self.tier}: {error.strerror or error} ({error.filename or 'no file'})") from error
+                    raise TierUnavailable(
+                        f"{self.tier}: {error.strerror or error} ({error.filename or 'no file'})"
+                    ) from error
                 self._wait(attempt)
                 continue
             self.breaker.succeeded()
@@ -170,7 +176,8 @@ class CopyStream:
     """Copies between devices off the compute stream: an own CUDA stream on a GPU, the calling thread on a CPU."""
 
     def __init__(self, device: str) -> None:
-        self._stream = torch.cuda.Stream(device) if device.startswith("cuda") else None
+        cuda = device.startswith("cuda")
+        self._stream = torch.cuda.Stream(device) if cuda else None  # type: ignore[no-untyped-call]
 
     def run(self, work: Callable[[], T]) -> T:
         """Runs `work` on the stream and waits for it, so that what follows may read the bytes."""

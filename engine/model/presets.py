@@ -114,9 +114,7 @@ def _interleaved(
     fields = _kv(heads, width)
     full, swa = (Full(fields=fields),), (Sliding(window=window, fields=fields),)
     rows = [full if (i % period == period - 1) == full_last else swa for i in range(n_layers)]
-    return ModelSpec(
-        name=name, revision="preset-1", page_tokens=64, layers=_layers(*rows), flops_per_token=flops
-    )
+    return ModelSpec(name=name, revision="preset-1", page_tokens=64, layers=_layers(*rows), flops_per_token=flops)
 
 
 def _qwen3_next(
@@ -132,9 +130,7 @@ def _qwen3_next(
         ),
     )
     rows = [(Full(fields=_kv(heads, width)),) if i % 4 == 3 else linear for i in range(n_layers)]
-    return ModelSpec(
-        name=name, revision="preset-1", page_tokens=64, layers=_layers(*rows), flops_per_token=flops
-    )
+    return ModelSpec(name=name, revision="preset-1", page_tokens=64, layers=_layers(*rows), flops_per_token=flops)
 
 
 _PRESETS: dict[str, Callable[[], ModelSpec]] = {

@@ -46,7 +46,14 @@ class Adopter:
         for found in disk.scan():
             if isinstance(found, CorruptObject):
                 damaged += 1
-                ledger.damages.append(Damage(prefix_id=str(found).split("-", 1)[0], kind="disk_prefix", reason="header_damaged", at_ns=ledger.clock.wall_ns()))
+                ledger.damages.append(
+                    Damage(
+                        prefix_id=str(found).split("-", 1)[0],
+                        kind="disk_prefix",
+                        reason="header_damaged",
+                        at_ns=ledger.clock.wall_ns(),
+                    )
+                )
             elif found.header.fingerprint != ledger.spec.fingerprint:
                 orphans += self._orphan([found])
             elif ObjectKind(found.header.kind) in BOUNDARY_KINDS:
@@ -137,7 +144,11 @@ class Adopter:
             return False
         blocks = {kind: self._holding(found) for kind, found in kinds.items()}
         tail = ObjectKind.UNCOMPRESSED_TAIL
-        if tail not in blocks and not ledger.layouts.tail.empty and tail_is_empty_by_layout(ledger.spec, header.boundary):
+        if (
+            tail not in blocks
+            and not ledger.layouts.tail.empty
+            and tail_is_empty_by_layout(ledger.spec, header.boundary)
+        ):
             blocks[tail] = Holding(kind=tail, n_pages=0, content_version=header.content_version, built_from=0)
         if set(blocks) != set(ledger.layouts.boundary_kinds):
             return False
@@ -173,7 +184,7 @@ class Adopter:
         return n
 
     def persist(self) -> int:
-        """Write every prefix that lives only above the disk, most recently used first, while the quota lasts; how many."""
+        """Write every prefix that lives only above the disk, newest use first, while the quota lasts; how many."""
         if self._tiers.disk is None or not self._tiers.materialise:
             return 0
         ledger, written = self._ledger, 0

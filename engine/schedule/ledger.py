@@ -69,7 +69,14 @@ class Ledger:
     """Guarded by `lock`; every method but `__init__` is called with it held unless it says otherwise."""
 
     def __init__(
-        self, spec: ModelSpec, layouts: PrefixLayouts, tiers: Tiers, ring: Ring, clock: Clock, caps: Caps, lease_s: float
+        self,
+        spec: ModelSpec,
+        layouts: PrefixLayouts,
+        tiers: Tiers,
+        ring: Ring,
+        clock: Clock,
+        caps: Caps,
+        lease_s: float,
     ) -> None:
         self.lock = RLock()
         self.settled = Condition(self.lock)  # notified when a busy prefix is free again
@@ -109,9 +116,16 @@ class Ledger:
     # -- transitions ------------------------------------------------------------------------------------------------
 
     def move(
-        self, node: PrefixNode, after: State, cause: CauseOf, *, bytes_moved: int = 0, start_ns: int = 0, parent: SpanContext = NO_SPAN
+        self,
+        node: PrefixNode,
+        after: State,
+        cause: CauseOf,
+        *,
+        bytes_moved: int = 0,
+        start_ns: int = 0,
+        parent: SpanContext = NO_SPAN,
     ) -> None:
-        """One edge of one prefix's state machine: version + 1, one span. Raises `IllegalTransition`, changing nothing."""
+        """One edge of one prefix's state machine: version + 1, one span. `IllegalTransition` changes nothing."""
         record = node.record
         now_ns = self.clock.monotonic_ns()
         before = record.state
@@ -122,7 +136,16 @@ class Ledger:
         if self.ring.enabled:
             self.ring.transition(new_span(parent), parent, start_ns or now_ns, step)
 
-    def settle(self, node: PrefixNode, cause: CauseOf, *, bytes_moved: int = 0, start_ns: int = 0, parent: SpanContext = NO_SPAN, always: bool = False) -> None:
+    def settle(
+        self,
+        node: PrefixNode,
+        cause: CauseOf,
+        *,
+        bytes_moved: int = 0,
+        start_ns: int = 0,
+        parent: SpanContext = NO_SPAN,
+        always: bool = False,
+    ) -> None:
         """Bring the state in line with where the objects are. `always` records the step even if the state stays."""
         record = node.record
         record.refresh()
@@ -147,7 +170,7 @@ class Ledger:
         return node
 
     def split(self, node: PrefixNode, pages: int, parent: SpanContext = NO_SPAN) -> PrefixNode:
-        """Cut a prefix in two by page range; nothing is copied. The lower half stays the same prefix, the upper is new."""
+        """Cut a prefix in two by page range; nothing is copied. The lower half stays the prefix it was."""
         lower = node.record
 
         def make(prefix_id: str, parent_id: str) -> PrefixRecord:

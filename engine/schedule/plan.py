@@ -78,7 +78,13 @@ class Planner:
     """Binds the rules of planning to one model and one configuration."""
 
     def __init__(
-        self, spec: ModelSpec, layouts: PrefixLayouts, tiers: Tiers, validator: Validator, config: EngineConfig, clock: Clock
+        self,
+        spec: ModelSpec,
+        layouts: PrefixLayouts,
+        tiers: Tiers,
+        validator: Validator,
+        config: EngineConfig,
+        clock: Clock,
     ) -> None:
         self._spec = spec
         self._layouts = layouts
@@ -136,7 +142,11 @@ class Planner:
             depth -= 1
         edge = match.pages * page_tokens
         if edge:
-            if self._layouts.window.empty and self._layouts.recurrent.empty and tail_is_empty_by_layout(self._spec, edge):
+            if (
+                self._layouts.window.empty
+                and self._layouts.recurrent.empty
+                and tail_is_empty_by_layout(self._spec, edge)
+            ):
                 found.append(Boundary(edge, nodes, match.pages, None))
             elif self._replay_possible and edge > self._spec.replay_tokens:
                 found.append(Boundary(edge, nodes, match.pages, None, replay_tokens=self._spec.replay_tokens))

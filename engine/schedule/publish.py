@@ -59,7 +59,13 @@ class Publisher:
         self._page_tokens = ledger.spec.page_tokens
 
     def commit(
-        self, namespace: str, tokens: bytes, state: NewState | None, checkpoints: Iterable[int], cause: CauseOf, span: SpanContext
+        self,
+        namespace: str,
+        tokens: bytes,
+        state: NewState | None,
+        checkpoints: Iterable[int],
+        cause: CauseOf,
+        span: SpanContext,
     ) -> CommitResult:
         """Admit the whole pages of `tokens` and the checkpoints, or refuse with a reason.
 
@@ -106,7 +112,7 @@ class Publisher:
     # -- before: look, reserve, write -------------------------------------------------------------------------------
 
     def _to_refresh(self, nodes: list[PrefixNode], base: int, state: NewState | None) -> list[PrefixNode]:
-        """Prefixes on the path whose bytes the model has just computed again although they are off the GPU or damaged."""
+        """Prefixes on the path that are off the GPU or damaged and whose bytes the model has just computed again."""
         if state is None:
             return []
         return [
@@ -131,10 +137,14 @@ class Publisher:
         try:
             if draft.n_pages:
                 for kind in kinds:
-                    draft.spans[kind] = self._tiers.new_copy(kind, self._room.take_gpu(str(kind), draft.n_pages, _PRESSURE))
+                    draft.spans[kind] = self._tiers.new_copy(
+                        kind, self._room.take_gpu(str(kind), draft.n_pages, _PRESSURE)
+                    )
             for node in stale:
                 if not node.record.resident:
-                    copies = {k: self._tiers.new_copy(k, self._room.take_gpu(str(k), node.n_pages, _PRESSURE)) for k in kinds}
+                    copies = {
+                        k: self._tiers.new_copy(k, self._room.take_gpu(str(k), node.n_pages, _PRESSURE)) for k in kinds
+                    }
                     draft.refreshed.append((node, node.n_pages, copies))
                 else:
                     draft.refreshed.append((node, node.n_pages, {}))
@@ -168,7 +178,9 @@ class Publisher:
         for first, n, copies in runs:
             for kind, copy in copies.items():
                 pages = range(first, first + n)
-                self._tiers.put(copy, pack_pages(layouts.of(kind), state.entries, state.start_tokens, pages, page_tokens))
+                self._tiers.put(
+                    copy, pack_pages(layouts.of(kind), state.entries, state.start_tokens, pages, page_tokens)
+                )
         for boundary, blocks in draft.blocks.items():
             objects = state.checkpoints.get(boundary)
             if objects is None:

@@ -103,7 +103,9 @@ class Reformer:
         self._tiers.put(copy, data)
         return copy
 
-    def _swap(self, node: PrefixNode, holding: Holding, copy: SlotCopy, cause: CauseOf, start_ns: int, parent: SpanContext) -> bool:
+    def _swap(
+        self, node: PrefixNode, holding: Holding, copy: SlotCopy, cause: CauseOf, start_ns: int, parent: SpanContext
+    ) -> bool:
         """Publish the new form. Under the lock. Copies below the GPU keep theirs: each copy names its own form."""
         record = node.record
         still = node.parent is not None and record.spans.get(holding.kind) is holding and not record.leases
@@ -165,7 +167,7 @@ class Reformer:
         return pages, moved, slabs
 
     def _compact_node(self, node: PrefixNode) -> tuple[int, int]:
-        """Move the pages of one free prefix that lie in sparse slabs: take holes, copy, swap if still nobody leased it."""
+        """Move one free prefix's pages out of sparse slabs: take holes, copy, swap if still nobody leased it."""
         ledger, gpu = self._ledger, self._tiers.gpu
         with ledger.lock:
             if node.parent is None or not ledger.may_leave(node) or ledger.graph.in_window:

@@ -8,8 +8,7 @@ takes it; else it is evicted. Checkpoints have a budget of their own and leave b
 from __future__ import annotations
 
 from contextlib import suppress
-
-import torch
+from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.consistency.admission import shortfall
@@ -22,6 +21,9 @@ from engine.memory.diskfile import ObjectHeader
 from engine.memory.holding import DiskCopy, Holding, SlotCopy, Tier
 from engine.model.objects import BOUNDARY_KINDS
 from engine.schedule.ledger import Ledger, PrefixNode
+
+if TYPE_CHECKING:
+    import torch
 
 _BOUNDARY_CLASSES = frozenset(str(kind) for kind in BOUNDARY_KINDS)
 _TRIES = 100_000
@@ -247,7 +249,7 @@ class Room:
         return None
 
     def _next_to_leave_host(self, wanting: PrefixNode, cause: CauseOf) -> PrefixNode | None:
-        """The next prefix off the host: at once if it has other copies, marked busy if it must be written. Under the lock."""
+        """The next prefix off the host: at once if it has other copies, else marked busy to be written. Locked."""
         ledger = self._ledger
         for node in ledger.orders[Tier.HOST].oldest(lambda n: n is not wanting and ledger.may_leave(n)):
             only_here = [h for h in node.record.holdings() if h.host is not None and not h.gpu and not h.disk]
@@ -315,10 +317,14 @@ class Room:
             record = node.record
             todo = [(h, record.prefix_id, record.tokens, tokens) for h in record.spans.values()]
             for c in record.checkpoints.values():
-                todo += [(b, c.checkpoint_id, c.boundary, tokens + c.tail_tokens) for b in c.blocks.values() if b.n_pages]
+                todo += [
+                    (b, c.checkpoint_id, c.boundary, tokens + c.tail_tokens) for b in c.blocks.values() if b.n_pages
+                ]
         try:
             return all(
-                self._write_object(node, *item, may_evict) for item in todo if item[0].disk is None and not item[0].absent
+                self._write_object(node, *item, may_evict)
+                for item in todo
+                if item[0].disk is None and not item[0].absent
             )
         finally:
             if node is not wanting:
@@ -326,7 +332,9 @@ class Room:
                     node.record.busy = False
                     ledger.settled.notify_all()
 
-    def _write_object(self, node: PrefixNode, holding: Holding, prefix_id: str, boundary: int, tokens: bytes, may_evict: bool) -> bool:
+    def _write_object(
+        self, node: PrefixNode, holding: Holding, prefix_id: str, boundary: int, tokens: bytes, may_evict: bool
+    ) -> bool:
         ledger, disk = self._ledger, self._tiers.disk
         copy = holding.gpu or holding.host
         if disk is None or copy is None:

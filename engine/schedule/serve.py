@@ -53,7 +53,13 @@ class Server:
     """Answers acquires. `mode` is read afresh each time: it is desired state."""
 
     def __init__(
-        self, ledger: Ledger, planner: Planner, recovery: Recovery, queues: FormQueues, config: EngineConfig, source: LeaseSource
+        self,
+        ledger: Ledger,
+        planner: Planner,
+        recovery: Recovery,
+        queues: FormQueues,
+        config: EngineConfig,
+        source: LeaseSource,
     ) -> None:
         self._ledger = ledger
         self._planner = planner
@@ -68,7 +74,9 @@ class Server:
         """A lease in every case; a miss is a lease of no tokens. Waits for restores no longer than the deadline."""
         ledger = self._ledger
         start_ns = ledger.clock.monotonic_ns()
-        request = _Request(namespace, tokens, mode, parent, new_span(parent), start_ns, deadline_after(start_ns, deadline_s))
+        request = _Request(
+            namespace, tokens, mode, parent, new_span(parent), start_ns, deadline_after(start_ns, deadline_s)
+        )
         try:
             for attempt in range(_ATTEMPTS):
                 with ledger.lock:
@@ -110,7 +118,9 @@ class Server:
         ledger, boundary = self._ledger, plan.boundary
         span = request.span
         target = boundary.nodes[-1]
-        wanted = boundary.checkpoint.boundary if boundary.checkpoint is not None and not boundary.replay_tokens else None
+        wanted = (
+            boundary.checkpoint.boundary if boundary.checkpoint is not None and not boundary.replay_tokens else None
+        )
         steps = [n for n in boundary.nodes if not n.record.resident or (n is target and not _ready(n, wanted))]
         cause = CauseOf(Cause.RESTORE, "acquire", span.hex_trace, span.hex_span)
         job = RestoreJob(steps, target, wanted, cause, span, request.deadline_ns)

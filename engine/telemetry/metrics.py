@@ -43,7 +43,10 @@ class EngineMetrics:
             (
                 "kvcache.telemetry.dropped",
                 "1",
-                lambda: [(tally.dropped_checks, {"record": "validation"}), (tally.dropped_requests, {"record": "request"})],
+                lambda: [
+                    (tally.dropped_checks, {"record": "validation"}),
+                    (tally.dropped_requests, {"record": "request"}),
+                ],
             ),
         ):
             meter.create_observable_counter(name, [_callback(rows)], unit=unit)

@@ -35,7 +35,14 @@ class Pump:
     span inside out.
     """
 
-    def __init__(self, ring: Ring, processors: Sequence[SpanProcessor], resource: Resource, clock: Clock, interval_s: float = 0.05) -> None:
+    def __init__(
+        self,
+        ring: Ring,
+        processors: Sequence[SpanProcessor],
+        resource: Resource,
+        clock: Clock,
+        interval_s: float = 0.05,
+    ) -> None:
         self._ring = ring
         self._processors = tuple(processors)
         self._resource = resource
@@ -93,7 +100,15 @@ class Pump:
         else:
             yield self._transition_span(*record[1:])
 
-    def _check_spans(self, parent: SpanContext, prefix_id: str, boundary: int, phase: str, checks: tuple[Any, ...], times: tuple[int, ...]) -> Iterator[ReadableSpan]:
+    def _check_spans(
+        self,
+        parent: SpanContext,
+        prefix_id: str,
+        boundary: int,
+        phase: str,
+        checks: tuple[Any, ...],
+        times: tuple[int, ...],
+    ) -> Iterator[ReadableSpan]:
         for i, check in enumerate(checks):
             attributes: dict[str, Any] = {
                 "kvcache.prefix.id": prefix_id,
@@ -108,12 +123,23 @@ class Pump:
             failed = f"{check.validation}: {check.reason}" if check.failed else ""
             yield self._build("kvcache.validate", context, parent, times[i], times[i + 1], attributes, failed)
 
-    def _span(self, name: str, context: SpanContext, parent: SpanContext, start_ns: int, end_ns: int, attributes: tuple[Any, ...], failed: str) -> ReadableSpan:
+    def _span(
+        self,
+        name: str,
+        context: SpanContext,
+        parent: SpanContext,
+        start_ns: int,
+        end_ns: int,
+        attributes: tuple[Any, ...],
+        failed: str,
+    ) -> ReadableSpan:
         pairs: Iterable[tuple[Any, Any]] = zip(attributes[0::2], attributes[1::2], strict=True)
         return self._build(name, context, parent, start_ns, end_ns, dict(pairs), failed)
 
-    def _transition_span(self, context: SpanContext, parent: SpanContext, start_ns: int, step: Transition) -> ReadableSpan:
-        links = ()
+    def _transition_span(
+        self, context: SpanContext, parent: SpanContext, start_ns: int, step: Transition
+    ) -> ReadableSpan:
+        links: tuple[Link, ...] = ()
         cause = step.cause
         if cause.trace_id and cause.span_id:
             links = (Link(OtelContext(int(cause.trace_id, 16), int(cause.span_id, 16), True, _SAMPLED)),)
@@ -174,12 +200,10 @@ def transition_attributes(step: Transition) -> dict[str, Any]:
         found[f"kvcache.bytes.{tier}"] = sum(
             row.get(tier, 0) for kind, row in step.objects.items() if kind != "disk_prefix"
         )
-    for name, value in (
-        ("kvcache.parent.id", step.parent_id),
-        ("kvcache.cause.trace_id", cause.trace_id),
-        ("kvcache.cause.span_id", cause.span_id),
-        ("kvcache.command.id", cause.command_id),
-    ):
-        if value:
-            found[name] = value
-    return found
+    optional = {
+        "kvcache.parent.id": step.parent_id,
+        "kvcache.cause.trace_id": cause.trace_id,
+        "kvcache.cause.span_id": cause.span_id,
+        "kvcache.command.id": cause.command_id,
+    }
+    return found | {name: value for name, value in optional.items() if value}

@@ -76,7 +76,13 @@ class Ring:
         self.drain: Callable[[], None] = lambda: None
 
     def check_batch(
-        self, parent: SpanContext, prefix_id: str, boundary: int, phase: str, checks: tuple[Any, ...], times: tuple[int, ...]
+        self,
+        parent: SpanContext,
+        prefix_id: str,
+        boundary: int,
+        phase: str,
+        checks: tuple[Any, ...],
+        times: tuple[int, ...],
     ) -> None:
         """Validations of one boundary: `checks` are `Check`s, `times` one more clock reading than checks."""
         if not self.enabled:
@@ -90,7 +96,16 @@ class Ring:
             self.checks.append(record)
         self._count("kvcache.validate", len(checks))
 
-    def request(self, name: str, context: SpanContext, parent: SpanContext, start_ns: int, end_ns: int, attributes: tuple[Any, ...], failed: str = "") -> None:
+    def request(
+        self,
+        name: str,
+        context: SpanContext,
+        parent: SpanContext,
+        start_ns: int,
+        end_ns: int,
+        attributes: tuple[Any, ...],
+        failed: str = "",
+    ) -> None:
         """A span with its own ids. `attributes` are alternating names and values; `failed` is the error's sentence."""
         if not self.enabled:
             return

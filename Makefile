@@ -1,0 +1,49 @@
+# Two commands matter: `make up` runs the deck, `make test` proves it. Both install what they need first.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help up test check lint types contracts bench screenshots clean
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+help:  ## what there is
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "kvdeck needs Python 3.11: install it, or name it with 'make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)'"; exit 1; }
+	@free_kb=$$(df -Pk . | awk 'NR==2 {print $$4}'); [ "$$free_kb" -gt 3000000 ] || { echo "the installation needs 3 GB of disk here, $$((free_kb / 1024)) MB are free: make room and run this again"; exit 1; }
+	@echo "installing into $(VENV) (once; about a minute) ..."
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' || { echo "the installation failed: the lines above say why; check the network and the disk, then run this again"; exit 1; }
+	@touch $(STAMP)
+
+up: $(STAMP)  ## run the deck on 127.0.0.1: control plane, engine with a live workload, dashboard
+	@exec $(BIN)/kvdeck up $(ARGS)
+
+test: $(STAMP) browser  ## install everything and run the tests
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) lint types contracts test  ## what CI runs: lint, types, import contracts, tests
+
+lint: $(STAMP)
+	@echo "ruff"; $(BIN)/ruff check . && $(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format . && $(BIN)/ruff check --fix ."; exit 1; }
+
+types: $(STAMP)
+	@echo "mypy --strict"; $(BIN)/mypy
+
+contracts: $(STAMP)
+	@echo "import contracts"; $(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+
+bench: $(STAMP)  ## the benchmarks; each prints one table
+	@$(BIN)/python -m benchmarks.bookkeeping $(ARGS)
+
+.PHONY: browser
+browser:
+	@command -v chromium >/dev/null || { \
+	  echo "installing Chromium for the browser tests ..."; \
+	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
+	  || { echo "the browser tests need Chromium: install the package 'chromium' of your system and run this again"; exit 1; }; }
+
+clean:  ## remove the installation and caches; var/ (history, prefixes on disk) stays
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

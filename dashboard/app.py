@@ -1,0 +1,52 @@
+"""The entry: `streamlit run dashboard/app.py`. Signs in, draws the frame every page shares, runs the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import streamlit as st
+
+from dashboard import data, session
+from dashboard.components import header
+from dashboard.components.signin import sign_in_gate
+from dashboard.pages import alerts, audit, caps, memory, overview, policies, prefixes, validations
+from dashboard.theme import CSS
+
+PAGES: tuple[tuple[Callable[[], None], str, str, str], ...] = (
+    (overview.page, "Overview", "overview", ":material/monitoring:"),
+    (prefixes.page, "Prefixes", "prefixes", ":material/account_tree:"),
+    (validations.page, "Validations", "validations", ":material/fact_check:"),
+    (memory.page, "Memory", "memory", ":material/memory:"),
+    (caps.page, "Caps and mode", "caps", ":material/tune:"),
+    (policies.page, "Policies", "policies", ":material/rule:"),
+    (alerts.page, "Alerts", "alerts", ":material/notifications:"),
+    (audit.page, "Audit", "audit", ":material/history:"),
+)
+
+
+def main() -> None:
+    """One run of the script: Streamlit calls it for every interaction."""
+    st.set_page_config(page_title="kvdeck", page_icon=":material/deployed_code:", layout="wide", menu_items={})
+    st.html(CSS)
+    someone = session.person()
+    if someone is not None and not data.token_still_holds(someone.token, someone.role):
+        session.sign_out("Your session has ended: sign in again.")
+    someone = sign_in_gate()
+    if someone is None:
+        st.navigation([st.Page(_nothing, title="Sign in", url_path="sign-in", default=True)], position="hidden").run()
+        return
+    pages = {
+        path: st.Page(draw, title=title, url_path=path, icon=icon, default=path == "overview")
+        for draw, title, path, icon in PAGES
+    }
+    session.remember("pages", pages)
+    current = st.navigation(list(pages.values()))
+    header.draw(someone)
+    current.run()
+
+
+def _nothing() -> None:
+    """The page behind the sign-in form: the form is the page."""
+
+
+main()

@@ -1,0 +1,164 @@
+"""The frame of every page: filters, refresh, and the health of what stands behind the numbers."""
+
+from __future__ import annotations
+
+import datetime as dt
+import html
+from collections import Counter
+
+import streamlit as st
+
+from controlplane.clock import utc_now
+from controlplane.errors import ControlPlaneError
+from dashboard import data, session
+from dashboard.components import live, notices
+from dashboard.theme import BLUE, GREEN, GREY, ORANGE, VERMILLION, Look
+from dashboard.wording import age_text, clock_text, plural
+
+ENGINE_HEALTH = {
+    "live": Look(label="live", color=GREEN, symbol="●", help="it speaks and serves"),
+    "idle": Look(label="idle", color=BLUE, symbol="◌", help="it speaks, but had no requests lately"),
+    "stale": Look(label="stale", color=ORANGE, symbol="◔", help="no word for a while: its numbers are old"),
+    "unreachable": Look(label="unreachable", color=VERMILLION, symbol="✖", help="no word for long: it may be gone"),
+}
+CONTROL_PLANE = {
+    "up": Look(label="control plane up", color=GREEN, symbol="●"),
+    "unreachable": Look(label="control plane unreachable", color=VERMILLION, symbol="✖"),
+    "database unreadable": Look(label="control plane: database unreadable", color=ORANGE, symbol="▲"),
+}
+MOST_CHIPS = 5
+
+
+def draw(person: session.Person) -> None:
+    """The filters and the status line."""
+    _filters()
+    session.sync_filters()
+    live.live(_status)
+    notice = session.take_notice()
+    if notice:
+        st.toast(notice)
+    with st.sidebar:
+        st.caption(f"Signed in as **{person.name}** ({person.role})")
+        st.button("Sign out", icon=":material/logout:", on_click=session.sign_out, type="tertiary")
+
+
+def _filters() -> None:
+    chosen = session.filters()
+    engine_ids, names = _known(chosen)
+    for key, value in (("engine", chosen.engine), ("namespace", chosen.namespace), ("range", chosen.range_name)):
+        session.preset(f"kv_w_{key}", value or session.ALL)
+    engine, namespace, time_range, refresh = st.columns([2, 2, 2.4, 2], vertical_alignment="bottom")
+    with engine:
+        st.selectbox(
+            "Engine",
+            [session.ALL, *engine_ids],
+            key="kv_w_engine",
+            on_change=_chosen,
+            format_func=lambda name: "all engines" if name == session.ALL else name,
+        )
+    with namespace:
+        st.selectbox(
+            "Namespace",
+            [session.ALL, *names],
+            key="kv_w_namespace",
+            on_change=_chosen,
+            format_func=lambda name: "all namespaces" if name == session.ALL else name,
+        )
+    with time_range:
+        st.segmented_control("Time range", list(session.RANGES), key="kv_w_range", on_change=_chosen, required=True)
+    with refresh, st.container(horizontal=True, horizontal_alignment="right"):
+        paused = session.paused()
+        st.button(
+            "Resume" if paused else "Pause",
+            icon=":material/play_arrow:" if paused else ":material/pause:",
+            on_click=session.toggle_paused,
+            help="Paused: numbers stand still." if paused else f"Refreshes every {session.REFRESH_SECONDS:.0f} s.",
+        )
+        st.button("Refresh", icon=":material/refresh:", on_click=data.clear, help="Read everything again now.")
+
+
+def _known(chosen: session.Filters) -> tuple[list[str], list[str]]:
+    """Engines and namespaces to choose from; what the address names is among them even if it is gone."""
+    person = session.person()
+    role = person.role if person else ""
+    try:
+        engine_ids, names = [engine.view.id for engine in data.engines(role)], data.namespaces(role)
+    except ControlPlaneError:
+        engine_ids, names = [], []
+    if chosen.engine and chosen.engine not in engine_ids:
+        engine_ids = [*engine_ids, chosen.engine]
+    if chosen.namespace and chosen.namespace not in names:
+        names = [*names, chosen.namespace]
+    return engine_ids, names
+
+
+def _chosen() -> None:
+    engine, namespace, time_range = (session.value_of(f"kv_w_{key}") for key in ("engine", "namespace", "range"))
+    session.choose(
+        engine=str(engine) if engine else None,
+        namespace=str(namespace) if namespace else None,
+        range_name=str(time_range) if time_range else None,
+    )
+
+
+def _status() -> None:
+    person = session.person()
+    if person is None:
+        return
+    health = data.control_plane()
+    look = CONTROL_PLANE[health.state]
+    parts = [notices.chip(look.label, symbol=look.symbol, color=look.color, title=health.detail)]
+    try:
+        engines = [e for e in data.engines(person.role) if session.filters().engine in (None, e.view.id)]
+        parts.append(_engine_chips(engines))
+        heard = max((engine.view.last_seen_at for engine in engines), default=None)
+        session.remember("as_of", heard)
+    except ControlPlaneError:
+        parts.append(notices.chip("store unreadable", symbol="▲", color=ORANGE, title="The database cannot be read."))
+    parts.append(_as_of(health.checked_at))
+    notices.line("".join(parts))
+    _banner(health)
+
+
+def _engine_chips(engines: list[data.EngineNow]) -> str:
+    if not engines:
+        return notices.chip("no engine has registered", symbol="○", color=GREY)
+    if len(engines) > MOST_CHIPS:
+        counts = Counter(engine.health for engine in engines)
+        return "".join(
+            notices.chip(f"{plural(count, 'engine')} {name}", symbol=look.symbol, color=look.color, title=look.help)
+            for name, look in ENGINE_HEALTH.items()
+            if (count := counts.get(name, 0))
+        )
+    now, chips = utc_now(), []
+    for engine in engines:
+        look = ENGINE_HEALTH[engine.health]
+        age = "" if engine.health in ("live", "idle") else f", {age_text(engine.view.last_seen_at, now)}"
+        label = f"{engine.view.id} {look.label}{age}"
+        chips.append(notices.chip(label, symbol=look.symbol, color=look.color, title=look.help))
+    return "".join(chips)
+
+
+def _as_of(read_at: dt.datetime) -> str:
+    heard = session.recall("as_of")
+    if isinstance(heard, dt.datetime):
+        text, help_text = clock_text(heard), f"The newest word of an engine. Read at {clock_text(read_at)}."
+    else:
+        text, help_text = "no data yet", "No engine has spoken."
+    paused = " · <b>refresh is paused</b>" if session.paused() else ""
+    return f'<span title="{html.escape(help_text, quote=True)}">data as of <b>{html.escape(text)}</b></span>{paused}'
+
+
+def _banner(health: data.ControlPlaneHealth) -> None:
+    if health.state == "unreachable":
+        st.error(
+            "**The control plane is unreachable.** What you see is what the store last had. Engines go on with their "
+            "last settings; actions are refused until it is back. Look at its log, or start it: `kvdeck serve`.",
+            icon=":material/cloud_off:",
+        )
+    elif health.state == "database unreadable":
+        st.warning(
+            f"**The control plane answers, but cannot read its database.** {health.detail} "
+            "Nothing new is stored until then.",
+            icon=":material/database_off:",
+        )
