@@ -148,11 +148,12 @@ def _bytes_moved(reader: InMemoryMetricReader) -> dict[str, int]:
     """Bytes by tier and direction, from the metric an operator would look at."""
     data = reader.get_metrics_data()
     scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics] if data else []
-    return {
-        f"{point.attributes['tier']} {point.attributes['direction']}": int(point.value)
+    points = [
+        point
         for scope in scopes
         for metric in scope.metrics
         if metric.name == "kvcache.tier.io.bytes"
         for point in metric.data.data_points
-        if isinstance(point, NumberDataPoint) and point.attributes
-    }
+        if isinstance(point, NumberDataPoint)
+    ]
+    return {" ".join(str(v) for v in dict(p.attributes or {}).values()): int(p.value) for p in points}
