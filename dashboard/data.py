@@ -17,6 +17,7 @@ from sqlalchemy import event
 from controlplane.api.client import Unreachable
 from controlplane.clock import utc_now
 from controlplane.errors import ControlPlaneError, Forbidden, Unauthorised
+from controlplane.steering import desired
 from controlplane.steering.policies.degrade import DegradeRule
 from controlplane.store import queries
 from controlplane.store.session import Store
@@ -198,6 +199,14 @@ def revisions(role: str, engine: str | None) -> list[queries.DesiredView]:
         return queries.list_desired(session, engine, limit=60)
 
 
+@st.cache_data(ttl=1, show_spinner=False, max_entries=16)
+def effective(role: str, engine: str) -> dict[str, Any]:
+    """What one engine should run with now: its own document over that for every engine."""
+    del role
+    with store().read() as session:
+        return desired.effective(session, engine, utc_now()).document
+
+
 @st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
 def commands(role: str, engine: str | None) -> list[queries.CommandView]:
     """The newest commands."""
@@ -275,6 +284,7 @@ def token_still_holds(token: str, role: str) -> bool:
 
 def clear() -> None:
     """Forget what was read, so that the next look shows what an action just changed."""
+    control_plane.clear()
     for cached in (
         engines,
         charts,

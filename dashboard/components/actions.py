@@ -1,4 +1,4 @@
-"""Commands on prefixes: buttons, and the dialog that shows the blast radius, asks why, sends, and follows to the end."""
+"""Commands on prefixes: buttons, and the dialog that shows the blast radius, asks why, sends, and follows."""
 
 from __future__ import annotations
 
@@ -125,6 +125,7 @@ def _blast_radius(
             notices.refused(error)
             return None
         session.remember(f"preview:{key}", kept)
+        session.forget(f"nonce:{key}")  # other arguments are another command
     radius: dict[str, Any] = kept[1]
     if target.prefix_ids:
         _draw_radius(kind, radius)

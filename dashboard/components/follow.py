@@ -29,12 +29,13 @@ STATUSES = {
 }
 
 
+_COUNTED = ("evicted", "warmed", "pinned", "unpinned", "restored", "offloaded", "compressed")
+_TOLD = {*_COUNTED, "bytes", "failed", "refused", "reason", "error"}
+
+
 def outcome_text(kind: str, outcome: Mapping[str, Any]) -> str:
-    """A command's outcome as a sentence; unknown fields as they are."""
-    parts = []
-    for name in ("evicted", "warmed", "pinned", "unpinned", "restored", "offloaded", "compressed"):
-        if name in outcome:
-            parts.append(f"{name} {count_text(outcome[name])}" if isinstance(outcome[name], int) else name)
+    """A command's outcome as a sentence; whole numbers under other names follow as they are."""
+    parts = [f"{name} {count_text(outcome[name])}" for name in _COUNTED if isinstance(outcome.get(name), int)]
     if outcome.get("bytes"):
         parts.append(bytes_text(outcome["bytes"]))
     failed = outcome.get("failed")
@@ -44,18 +45,10 @@ def outcome_text(kind: str, outcome: Mapping[str, Any]) -> str:
     if isinstance(refused, list) and refused:
         reasons = sorted({str(row.get("reason")) for row in refused if isinstance(row, dict)})
         parts.append(f"{plural(len(refused), 'prefix', 'prefixes')} refused ({', '.join(reasons)})")
-    for name in ("reason", "error"):
-        if outcome.get(name):
-            parts.append(str(outcome[name]).replace("_", " "))
-    rest = {key: value for key, value in outcome.items() if key not in _TOLD}
-    parts += [f"{key.replace('_', ' ')} {count_text(value)}" for key, value in rest.items() if isinstance(value, int)]
+    parts += [str(outcome[name]).replace("_", " ") for name in ("reason", "error") if outcome.get(name)]
+    rest = {name: value for name, value in outcome.items() if name not in _TOLD and isinstance(value, int)}
+    parts += [f"{name.replace('_', ' ')} {count_text(value)}" for name, value in rest.items()]
     return ", ".join(parts) or f"no details of this {kind}"
-
-
-_TOLD = {
-    *("evicted", "warmed", "pinned", "unpinned", "restored", "offloaded", "compressed"),
-    *("bytes", "failed", "refused", "reason", "error"),
-}
 
 
 def progress_ratio(progress: Mapping[str, Any]) -> float | None:

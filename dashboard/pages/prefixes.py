@@ -1,0 +1,112 @@
+"""Prefixes: the list with its filters, and one prefix's life with what can be done about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+import streamlit as st
+
+from controlplane.clock import utc_now
+from controlplane.store.queries import PrefixView
+from dashboard import data, session
+from dashboard.components import actions, follow, notices, prefix_detail, tables
+from dashboard.components.live import guarded
+from dashboard.theme import STATES, state_text
+from dashboard.wording import age_text, bytes_text, count_text, plural, short_id
+
+ORDERS = {
+    "tokens served": "served",
+    "bytes held": "bytes",
+    "last changed": "changed",
+    "last served": "recent",
+    "tokens": "tokens",
+    "requests": "requests",
+    "oldest": "oldest",
+}
+LIMITS = (50, 200, 1000)
+
+
+def page() -> None:
+    """Draw the page."""
+    selected = session.selected_prefix()
+    if selected is not None:
+        prefix_detail.draw(*selected)
+        return
+    st.subheader("Prefixes")
+    follow.tray()
+    guarded(_list)()
+
+
+def _list() -> None:
+    person, chosen = session.person(), session.filters()
+    if person is None:
+        return
+    search, states, tier, order, limit = st.columns([3, 3, 1.6, 2, 1.2])
+    text = search.text_input("Search", placeholder="start of an id, or part of a namespace", key="kv_prefix_search")
+    picked_states = states.multiselect("State", list(STATES)[:-1], format_func=state_text, key="kv_prefix_states")
+    held_in = tier.selectbox("Holds bytes in", ["any", "gpu", "host", "disk"], key="kv_prefix_tier")
+    by = order.selectbox("Order by", list(ORDERS), key="kv_prefix_order")
+    most = limit.selectbox("Rows", LIMITS, index=1, key="kv_prefix_limit")
+    page_of = data.prefixes(
+        person.role, chosen.engine, chosen.namespace, tuple(picked_states), text or "", ORDERS[by], most
+    )
+    rows = [row for row in page_of.rows if held_in == "any" or getattr(row, f"{held_in}_bytes") > 0]
+    if not rows:
+        _nothing_found(page_of.total, bool(text or picked_states or held_in != "any" or chosen.namespace))
+        return
+    shown = f"{len(rows):,} of {plural(page_of.total, 'prefix', 'prefixes')}, by {by}"
+    st.caption(f"{shown}. Pick rows to act on them or to open one.")
+    picked = [rows[position] for position in tables.picked_rows(_rows(rows), key="prefix_table", height=460)]
+    _act(picked)
+
+
+def _nothing_found(total: int, filtered: bool) -> None:
+    if total or filtered:
+        notices.empty("No prefix matches", "Loosen the search, the state, the tier or the namespace.")
+    else:
+        notices.empty("No prefixes yet", "They appear with the first commit of an engine.")
+
+
+def _act(picked: Sequence[PrefixView]) -> None:
+    if not picked:
+        return
+    if len(picked) == 1:
+        one = picked[0]
+        st.button(
+            f"Open {short_id(one.prefix_id)}",
+            icon=":material/open_in_full:",
+            on_click=session.select_prefix,
+            args=(one.engine_id, one.prefix_id),
+            type="primary",
+        )
+    engines = {row.engine_id for row in picked}
+    if len(engines) > 1:
+        st.caption("Pick rows of one engine to act on them: a command goes to one engine.")
+        return
+    target = actions.Target(engine=engines.pop(), prefix_ids=tuple(row.prefix_id for row in picked))
+    actions.buttons(target, ("evict", "warm", "pin", "unpin"), place="list")
+
+
+def _rows(rows: Sequence[PrefixView]) -> pd.DataFrame:
+    now = utc_now()
+    return pd.DataFrame(
+        [
+            {
+                "Prefix": short_id(row.prefix_id) + (" 📌" if row.pinned else ""),
+                "Engine": row.engine_id,
+                "Namespace": row.namespace,
+                "State": state_text(row.state),
+                "Version": row.version,
+                "Tokens": count_text(row.tokens),
+                "GPU": bytes_text(row.gpu_bytes),
+                "Host": bytes_text(row.host_bytes),
+                "Disk": bytes_text(row.disk_bytes),
+                "Tokens served": count_text(row.tokens_served),
+                "Requests": count_text(row.requests_served),
+                "Changed": age_text(row.changed_at, now),
+                "Served": age_text(row.served_at, now),
+            }
+            for row in rows
+        ]
+    )
