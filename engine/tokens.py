@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.errors import StateMismatch
 
-Tokens = npt.NDArray[np.integer[Any]] | array[int] | Sequence[int] | Any
+if TYPE_CHECKING:
+    import torch
+
+Tokens: TypeAlias = "npt.NDArray[np.integer[Any]] | array[int] | Sequence[int] | torch.Tensor"
 """A numpy array, `array.array`, a torch tensor, or (slowly) a list of ints; one dimension."""
 
 _INT32 = np.dtype("<i4")
@@ -19,7 +22,7 @@ _INT32 = np.dtype("<i4")
 
 def token_bytes(tokens: Tokens) -> bytes:
     """The bytes the index compares. Raises `StateMismatch` for more than one dimension, non-integers or ids that do
-    not fit 32 bits."""
+    not fit 32 bits. An int32 array is taken as it is: negative ids are odd, not harmful."""
     found = np.asarray(tokens.numpy(force=True) if hasattr(tokens, "numpy") else tokens)
     if found.size == 0:
         return b""
@@ -27,10 +30,8 @@ def token_bytes(tokens: Tokens) -> bytes:
         raise StateMismatch(
             f"tokens are {found.dtype} of shape {list(found.shape)}; they must be integers in one dimension"
         )
-    if found.dtype.itemsize > 4 or found.dtype.kind == "u":
+    if found.dtype.itemsize != 4 or found.dtype.kind == "u":
         low, high = int(found.min()), int(found.max())
         if low < 0 or high > 0x7FFFFFFF:
             raise StateMismatch(f"token ids run from {low} to {high}; they must be 0 to 2,147,483,647")
-    elif int(found.min()) < 0:
-        raise StateMismatch(f"token id {int(found.min())} is negative")
     return found.astype(_INT32, copy=False).tobytes()

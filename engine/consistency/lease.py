@@ -166,7 +166,7 @@ class LeaseTable:
         if self._clock.monotonic_ns() >= lease.expires_ns:
             held_s = (self._clock.monotonic_ns() - lease.created_ns) / NS_PER_S
             raise LeaseExpired(
-                f"lease {lease.lease_id} is {held_s:.1f} s old, its term {self._lease_ns / NS_PER_S:.1f} s; acquire again"
+                f"lease {lease.lease_id} is {held_s:.1f} s old of {self._lease_ns / NS_PER_S:.1f} s; acquire again"
             )
 
     def expire(self) -> int:

@@ -94,7 +94,10 @@ class PrefixRecord:
         return self.first_page + self.n_pages
 
     def holdings(self) -> list[Holding]:
-        return [*self.spans.values(), *(b for c in self.checkpoints.values() for b in c.blocks.values())]
+        found = list(self.spans.values())
+        for checkpoint in self.checkpoints.values():
+            found += checkpoint.blocks.values()
+        return found
 
     def refresh(self) -> None:
         """Recompute the flags the request path reads."""
@@ -119,19 +122,20 @@ class PrefixRecord:
     def objects(self) -> dict[str, dict[str, int]]:
         """Object kind -> tier -> bytes, for telemetry."""
         found: dict[str, dict[str, int]] = {}
+        on_disk = 0
         for holding in self.holdings():
-            for tier in Tier:
-                if n_bytes := _tier_bytes(holding, tier):
-                    row = found.setdefault(str(holding.kind), {})
-                    row[str(tier)] = row.get(str(tier), 0) + n_bytes
-        if on_disk := self.held_bytes(Tier.DISK):
-            found[str(ObjectKind.DISK_PREFIX)] = {"disk": on_disk}
+            row = found.setdefault(holding.kind, {})
+            for tier, copy in (("gpu", holding.gpu), ("host", holding.host), ("disk", holding.disk)):
+                if copy is not None and (n_bytes := copy.total_bytes):
+                    row[tier] = row.get(tier, 0) + n_bytes
+                    on_disk += n_bytes if tier == "disk" else 0
+        if on_disk:
+            found[ObjectKind.DISK_PREFIX] = {"disk": on_disk}
         return found
 
     def checkpoint_rows(self) -> tuple[tuple[str, int, tuple[str, ...], tuple[str, ...]], ...]:
         return tuple(
-            (c.checkpoint_id, c.boundary, tuple(str(k) for k in c.blocks), tuple(_tiers_of(c)))
-            for c in self.checkpoints.values()
+            (c.checkpoint_id, c.boundary, tuple(c.blocks), tuple(_tiers_of(c))) for c in self.checkpoints.values()
         )
 
     def move(self, after: State, cause: CauseOf, *, bytes_moved: int, wall_ns: int, monotonic_ns: int) -> Transition:
@@ -166,13 +170,13 @@ def _tier_bytes(holding: Holding, tier: Tier) -> int:
 
 
 def _tiers_of(checkpoint: Checkpoint) -> list[str]:
-    blocks = [b for b in checkpoint.blocks.values() if b.n_pages]
-    return [
-        str(tier)
-        for tier, there in (
-            (Tier.GPU, all(b.gpu for b in blocks)),
-            (Tier.HOST, bool(blocks) and all(b.host for b in blocks)),
-            (Tier.DISK, bool(blocks) and all(b.disk for b in blocks)),
-        )
-        if there
-    ]
+    """Tiers that hold every block of it."""
+    gpu, host, disk = True, True, True
+    for block in checkpoint.blocks.values():
+        if block.n_pages:
+            gpu, host, disk = (
+                gpu and block.gpu is not None,
+                host and block.host is not None,
+                disk and block.disk is not None,
+            )
+    return [tier for tier, there in (("gpu", gpu), ("host", host), ("disk", disk)) if there]

@@ -71,7 +71,7 @@ class RadixIndex(Generic[R]):
     def append(
         self, namespace: str, parent: Node[R] | None, edge: bytes, make_record: Callable[[str, str, int], R]
     ) -> Node[R]:
-        """Hang a new node of whole pages under `parent` (None: the root). `make_record` gets id, parent id, first page."""
+        """Hang a new node under `parent` (None: the root). `make_record` gets id, parent's id and first page."""
         top = parent or self._root(namespace)
         hasher = top.hasher.copy()
         hasher.update(edge)

@@ -57,11 +57,15 @@ class _PageClass:
         self.per_slab = slab_bytes // slot_bytes
         self.stack: Slots = np.empty(n_slabs * self.per_slab, dtype=np.int32)
         self.top = 0  # free slots lie in stack[:top]
-        self.used: Slots = np.zeros(n_slabs, dtype=np.int32)  # used slots by slab
         self.owned = np.zeros(n_slabs, dtype=np.bool_)
         self.generation: Generations = np.zeros(n_slabs * self.per_slab, dtype=np.uint32)
         self.used_slots = 0
         self.n_slabs = 0
+
+    def used_by_slab(self) -> npt.NDArray[np.int64]:
+        """Used slots of every slab, counted from the free list: asked for rarely, so never kept up to date."""
+        free = np.bincount(self.stack[: self.top] // self.per_slab, minlength=len(self.owned))
+        return np.where(self.owned, self.per_slab - free, 0)
 
     def add_slab(self, slab: int) -> None:
         first = slab * self.per_slab
@@ -74,7 +78,6 @@ class _PageClass:
     def take(self, n: int) -> Slots:
         self.top -= n
         slots = self.stack[self.top : self.top + n][::-1].copy()
-        np.add.at(self.used, slots // self.per_slab, 1)
         self.used_slots += n
         return slots
 
@@ -83,12 +86,13 @@ class _PageClass:
         self.generation[slots] += 1
         self.stack[self.top : self.top + n] = slots[::-1]
         self.top += n
-        np.subtract.at(self.used, slots // self.per_slab, 1)
         self.used_slots -= n
 
     def drop_empty_slabs(self) -> list[int]:
         """Take this class's wholly free slabs off its free list; returns them."""
-        empty = np.flatnonzero(self.owned & (self.used == 0))
+        if self.top < self.per_slab:
+            return []  # fewer free slots than a slab has: none can be empty
+        empty = np.flatnonzero(self.owned & (self.used_by_slab() == 0))
         if not len(empty):
             return []
         free = self.stack[: self.top]
@@ -132,8 +136,11 @@ class Arena:
         self._free_slabs = list(range(self.n_slabs - 1, -1, -1))
         self._classes = {c: _PageClass(c, size, slab_bytes, self.n_slabs) for c, size in classes.items()}
         self._buffer: torch.Tensor | None = None
+        self._on_host: npt.NDArray[np.uint8] | None = None
         if materialise:
             self._buffer = torch.empty(self.total_bytes, dtype=torch.uint8, device=device, pin_memory=pin)
+            # Host copies go through numpy: one thread, so that they never wait for the model's thread pool.
+            self._on_host = self._buffer.numpy() if self._buffer.device.type == "cpu" else None
         self.live_bytes = 0
 
     # -- allocation -------------------------------------------------------------------------------------------------
@@ -156,14 +163,6 @@ class Arena:
 
     def slot_bytes(self, page_class: str) -> int:
         return self._classes[page_class].slot_bytes
-
-    def room(self, page_class: str) -> int:
-        """Slots of this class that could be taken now without evicting anything."""
-        cls = self._classes[page_class]
-        spare = len(self._free_slabs) + sum(
-            int(np.count_nonzero(c.owned & (c.used == 0))) for c in self._classes.values() if c is not cls
-        )
-        return cls.top + spare * cls.per_slab
 
     def _reclaim(self, wanting: _PageClass) -> bool:
         for cls in self._classes.values():
@@ -208,6 +207,10 @@ class Arena:
         shape = (self.n_slabs, cls.per_slab, cls.slot_bytes)
         return self.buffer.as_strided(shape, (self.slab_bytes, cls.slot_bytes, 1))
 
+    def _host_rows(self, cls: _PageClass) -> npt.NDArray[np.uint8]:
+        shape, strides = (self.n_slabs, cls.per_slab, cls.slot_bytes), (self.slab_bytes, cls.slot_bytes, 1)
+        return np.lib.stride_tricks.as_strided(self._on_host, shape, strides)  # type: ignore[arg-type]
+
     def _index(self, cls: _PageClass, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
         slab, index = np.divmod(slots.astype(np.int64), cls.per_slab)
         device = self.buffer.device
@@ -216,11 +219,16 @@ class Arena:
     def read(self, page_class: str, slots: Slots) -> Bytes:
         """A copy of the slots' bytes, uint8 [n, slot_bytes], on the arena's device."""
         cls = self._classes[page_class]
+        if self._on_host is not None:
+            return torch.from_numpy(self._host_rows(cls)[np.divmod(slots, cls.per_slab)])
         return self._rows(cls)[self._index(cls, slots)]
 
     def write(self, page_class: str, slots: Slots, data: Bytes) -> None:
         """Put uint8 [n, slot_bytes] into the slots; `data` may live on another device."""
         cls = self._classes[page_class]
+        if self._on_host is not None:
+            self._host_rows(cls)[np.divmod(slots, cls.per_slab)] = data.numpy(force=True)
+            return
         self._rows(cls)[self._index(cls, slots)] = data.to(self.buffer.device, non_blocking=True)
 
     # -- figures ----------------------------------------------------------------------------------------------------
@@ -232,7 +240,7 @@ class Arena:
                 slabs=cls.n_slabs,
                 slots=cls.n_slabs * cls.per_slab,
                 used_slots=cls.used_slots,
-                used_slabs=int(np.count_nonzero(cls.used)),
+                used_slabs=int(np.count_nonzero(cls.used_by_slab())),
             )
             for name, cls in self._classes.items()
         }
@@ -240,7 +248,8 @@ class Arena:
     def sparse_slabs(self, page_class: str, below_ratio: float) -> Slots:
         """Slabs filled less than `below_ratio`: what compaction may move."""
         cls = self._classes[page_class]
-        sparse = np.flatnonzero((cls.used > 0) & (cls.used < below_ratio * cls.per_slab))
+        used = cls.used_by_slab()
+        sparse = np.flatnonzero((used > 0) & (used < below_ratio * cls.per_slab))
         return sparse.astype(np.int32)
 
     def slab_of(self, page_class: str, slots: Slots) -> Slots:
@@ -251,7 +260,7 @@ class Arena:
         cls = self._classes[page_class]
         free = cls.stack[: cls.top]
         home = free // cls.per_slab
-        fit = (cls.used[home] > 0) & ~np.isin(home, slabs)
+        fit = (cls.used_by_slab()[home] > 0) & ~np.isin(home, slabs)
         chosen = np.flatnonzero(fit)[:n]
         if len(chosen) < n:
             return None
@@ -259,7 +268,6 @@ class Arena:
         rest = np.delete(free, chosen)
         cls.stack[: len(rest)] = rest
         cls.top = len(rest)
-        np.add.at(cls.used, slots // cls.per_slab, 1)
         cls.used_slots += n
         self.live_bytes += n * cls.slot_bytes
         return slots
@@ -284,8 +292,8 @@ class Arena:
                 )
             if len(np.unique(cls.stack[: cls.top])) != cls.top:
                 found.append(f"{self.name}: class {name}: a slot is free twice")
-            if int(cls.used.sum()) != cls.used_slots:
-                found.append(f"{self.name}: class {name}: occupancy by slab does not add up")
+            if int(cls.used_by_slab().sum()) != cls.used_slots:
+                found.append(f"{self.name}: class {name}: a free slot lies in a slab of another class")
         live = sum(c.used_slots * c.slot_bytes for c in self._classes.values())
         if live != self.live_bytes:
             found.append(f"{self.name}: live bytes counted {self.live_bytes:,} are {live:,}")

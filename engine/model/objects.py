@@ -104,6 +104,8 @@ class _Builder:
 class PrefixLayouts:
     """All layouts of a model. A kind the model does not have has an empty layout."""
 
+    page_tokens: int
+    has_overlap: bool
     history: Layout
     indexer: Layout
     tail: Layout
@@ -119,6 +121,10 @@ class PrefixLayouts:
             ObjectKind.RECURRENT_STATE: self.recurrent,
         }[kind]
 
+    def tail_is_empty(self, boundary: int) -> bool:
+        """True where a model needs no stored tail: a page boundary, no overlap (ratios divide the page: no buffers)."""
+        return not self.has_overlap and boundary % self.page_tokens == 0
+
     @property
     def span_kinds(self) -> tuple[ObjectKind, ...]:
         return tuple(k for k in SPAN_KINDS if not self.of(k).empty)
@@ -130,6 +136,8 @@ class PrefixLayouts:
 
 def layouts_of(spec: ModelSpec) -> PrefixLayouts:
     return PrefixLayouts(
+        page_tokens=spec.page_tokens,
+        has_overlap=spec.has_overlap,
         history=_span_layout(spec, ObjectKind.COMPRESSED_KV),
         indexer=_span_layout(spec, ObjectKind.INDEXER_STATE),
         tail=_tail_layout(spec),
@@ -202,11 +210,6 @@ def section_rows(segment: Segment, boundary: int, page_tokens: int) -> int:
     if section == "overlap":
         return segment.ratio if boundary >= segment.ratio else 0
     return 1
-
-
-def tail_is_empty_by_layout(spec: ModelSpec, boundary: int) -> bool:
-    """True where a model needs no stored tail: a page boundary, no overlap (ratios divide the page, so no buffers)."""
-    return boundary % spec.page_tokens == 0 and not spec.has_overlap
 
 
 def bytes_per_token(spec: ModelSpec) -> float:

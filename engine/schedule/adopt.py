@@ -11,7 +11,7 @@ from engine.errors import CorruptObject
 from engine.index.radix import TOKEN_BYTES
 from engine.memory.disk import AdoptedFile
 from engine.memory.holding import DiskCopy, Holding
-from engine.model.objects import BOUNDARY_KINDS, ObjectKind, tail_is_empty_by_layout
+from engine.model.objects import BOUNDARY_KINDS, ObjectKind
 from engine.schedule.ledger import Damage, Ledger, PrefixNode
 from engine.schedule.room import Room
 
@@ -144,11 +144,7 @@ class Adopter:
             return False
         blocks = {kind: self._holding(found) for kind, found in kinds.items()}
         tail = ObjectKind.UNCOMPRESSED_TAIL
-        if (
-            tail not in blocks
-            and not ledger.layouts.tail.empty
-            and tail_is_empty_by_layout(ledger.spec, header.boundary)
-        ):
+        if tail not in blocks and not ledger.layouts.tail.empty and ledger.layouts.tail_is_empty(header.boundary):
             blocks[tail] = Holding(kind=tail, n_pages=0, content_version=header.content_version, built_from=0)
         if set(blocks) != set(ledger.layouts.boundary_kinds):
             return False

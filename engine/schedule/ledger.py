@@ -212,14 +212,19 @@ class Ledger:
 
     def place(self, node: PrefixNode) -> None:
         """Put a prefix into exactly the orders of the tiers it has bytes in."""
-        record = node.record
-        holdings = record.holdings()
-        for tier, order in self.orders.items():
-            if any(_in_tier(h, tier) for h in holdings):
-                if node not in order:
-                    order.touch(node)
-            else:
+        gpu = host = disk = False
+        for holding in node.record.holdings():
+            gpu, host, disk = (
+                gpu or holding.gpu is not None,
+                host or holding.host is not None,
+                disk or holding.disk is not None,
+            )
+        for tier, there in ((Tier.GPU, gpu), (Tier.HOST, host), (Tier.DISK, disk)):
+            order = self.orders[tier]
+            if not there:
                 order.discard(node)
+            elif node not in order:
+                order.touch(node)
 
     # -- leaving ----------------------------------------------------------------------------------------------------
 
@@ -316,9 +321,3 @@ class Ledger:
             host_bytes=tiers.host.live_bytes if tiers.host else 0,
             disk_bytes=tiers.disk.used_bytes if tiers.disk else 0,
         )
-
-
-def _in_tier(holding: Holding, tier: Tier) -> bool:
-    if tier is Tier.GPU:
-        return holding.gpu is not None
-    return holding.host is not None if tier is Tier.HOST else holding.disk is not None

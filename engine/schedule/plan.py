@@ -16,7 +16,7 @@ from engine.index.radix import TOKEN_BYTES, Match
 from engine.memory.holding import Holding, Tier
 from engine.memory.tiers import Tiers
 from engine.memory.transfer import Breaker
-from engine.model.objects import ObjectKind, PrefixLayouts, tail_is_empty_by_layout
+from engine.model.objects import ObjectKind, PrefixLayouts
 from engine.model.spec import ModelSpec
 from engine.schedule.validation import Boundary, Check, Validator, first_failure
 
@@ -142,11 +142,7 @@ class Planner:
             depth -= 1
         edge = match.pages * page_tokens
         if edge:
-            if (
-                self._layouts.window.empty
-                and self._layouts.recurrent.empty
-                and tail_is_empty_by_layout(self._spec, edge)
-            ):
+            if self._layouts.window.empty and self._layouts.recurrent.empty and self._layouts.tail_is_empty(edge):
                 found.append(Boundary(edge, nodes, match.pages, None))
             elif self._replay_possible and edge > self._spec.replay_tokens:
                 found.append(Boundary(edge, nodes, match.pages, None, replay_tokens=self._spec.replay_tokens))
@@ -193,6 +189,8 @@ class Planner:
 
     def _mode_refuses(self, boundary: Boundary, needs: dict[Tier, int], mode: Mode) -> str:
         rung = mode.rung
+        if not rung and not needs:
+            return ""
         if rung >= Mode.NO_DISK.rung and Tier.DISK in needs:
             return "mode_no_disk"
         if rung >= Mode.RESIDENT_ONLY.rung and needs:

@@ -14,7 +14,7 @@ from engine.errors import OutOfMemory, StateMismatch
 from engine.index.radix import TOKEN_BYTES
 from engine.memory.holding import Holding, SlotCopy, Tier
 from engine.memory.layout import pack_block, pack_pages
-from engine.model.objects import ObjectKind, tail_is_empty_by_layout
+from engine.model.objects import ObjectKind
 from engine.schedule.ledger import Ledger, PrefixNode
 from engine.schedule.room import Room
 from engine.telemetry.ring import SpanContext
@@ -57,6 +57,9 @@ class Publisher:
         self._tiers = ledger.tiers
         self._room = room
         self._page_tokens = ledger.spec.page_tokens
+        self._span_kinds = ledger.layouts.span_kinds
+        self._span_page_bytes = sum(ledger.layouts.of(kind).slot_bytes for kind in self._span_kinds)
+        self._boundary_kinds = ledger.layouts.boundary_kinds
 
     def commit(
         self,
@@ -126,8 +129,8 @@ class Publisher:
 
     def _reserve(self, draft: _Draft, positions: list[int], stale: list[PrefixNode]) -> str:
         """Take every slot the commit needs; a reason when it cannot have them."""
-        kinds = self._ledger.layouts.span_kinds
-        n_bytes = draft.n_pages * sum(self._ledger.layouts.of(kind).slot_bytes for kind in kinds)
+        kinds = self._span_kinds
+        n_bytes = draft.n_pages * self._span_page_bytes
         new_prefixes = len({b // self._page_tokens for b in positions if b // self._page_tokens > draft.first_page})
         new_prefixes = max(new_prefixes, 1) if draft.n_pages else 0
         if reason := refusal(self._ledger.caps, new_prefixes, n_bytes):
@@ -159,8 +162,8 @@ class Publisher:
         blocks: dict[ObjectKind, SlotCopy] = {}
         draft.blocks[boundary] = blocks
         try:
-            for kind in self._ledger.layouts.boundary_kinds:
-                empty = kind is ObjectKind.UNCOMPRESSED_TAIL and tail_is_empty_by_layout(self._ledger.spec, boundary)
+            for kind in self._boundary_kinds:
+                empty = kind is ObjectKind.UNCOMPRESSED_TAIL and self._ledger.layouts.tail_is_empty(boundary)
                 blocks[kind] = self._tiers.new_copy(kind, self._room.take_gpu(str(kind), 0 if empty else 1, _PRESSURE))
         except OutOfMemory:
             with self._ledger.lock:

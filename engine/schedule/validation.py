@@ -15,7 +15,7 @@ from engine.consistency.state import State
 from engine.index.node import Node
 from engine.memory.codec import CODEC_VERSION
 from engine.memory.holding import Holding
-from engine.model.objects import ObjectKind, PrefixLayouts, tail_is_empty_by_layout
+from engine.model.objects import ObjectKind, PrefixLayouts
 from engine.model.spec import ModelSpec
 
 
@@ -135,7 +135,7 @@ class Validator:
             return Check(name, kind, Verdict.NOT_APPLICABLE, "not_in_model")
         if boundary.replay_tokens:
             return Check(name, kind, Verdict.PASS if boundary.final else Verdict.REPAIRABLE, "replay_rebuilds")
-        return self._block(name, kind, boundary, tail_is_empty_by_layout(self._spec, boundary.tokens), "tail_missing")
+        return self._block(name, kind, boundary, self._layouts.tail_is_empty(boundary.tokens), "tail_missing")
 
     def window_fresh(self, boundary: Boundary) -> Check:
         """A window (and a recurrent state, the same sort of object) that ends at exactly b, or an exact replay."""
