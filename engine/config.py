@@ -57,6 +57,7 @@ class EngineConfig:
     replay: bool = True
     lease_s: float = 60.0
     restore_timeout_s: float = 5.0
+    persist_s: float = 30.0  # how long `close` may write prefixes to disk, newest first
     prefill_tokens_per_s: float = 20_000.0
     queue_bound: int = 64
     ring_capacity: int = 65_536
@@ -66,7 +67,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         self._positive("gpu_bytes", "slab_bytes", "queue_bound", "ring_capacity")
         self._not_negative("host_bytes", "disk_bytes", "checkpoint_every_tokens")
-        for name in ("lease_s", "restore_timeout_s", "prefill_tokens_per_s"):
+        for name in ("lease_s", "restore_timeout_s", "persist_s", "prefill_tokens_per_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be above 0")
         if self.mode not in list(Mode):

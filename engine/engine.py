@@ -270,7 +270,7 @@ class CacheEngine:
         with self._ledger.lock:
             for lease in self._ledger.leases.live():
                 self._ledger.leases.release(lease)
-        self._adopter.persist()
+        self._adopter.persist(self.config.persist_s)
         self._tiers.sweep()
         if self._pump is not None:
             self._pump.close()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from engine import CacheEngine, ModelSpec
 
 MIB = 1 << 20
+PERSIST_S = 5.0  # `kvdeck up` waits a little longer than this for the engine to end
 DEFAULT_FOLDER = DEFAULT_DATA_DIR / "engine"  # where `kvdeck up` puts its own
 
 
@@ -136,7 +137,9 @@ def _stop_on_signals() -> Iterator[threading.Event]:
 def _start_engine(config: HostConfig, parts: ExitStack) -> CacheEngine:
     from controlplane.host.export import build_export
     from engine import CacheEngine, EngineConfig, preset
+    from engine.integrations.synthetic import use_one_thread
 
+    use_one_thread()
     config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     spec = preset(config.spec)
     settings = EngineConfig(
@@ -147,6 +150,7 @@ def _start_engine(config: HostConfig, parts: ExitStack) -> CacheEngine:
         disk_bytes=config.disk_mib * MIB,
         data_dir=config.data_dir if config.disk_mib else None,
         codec=config.codec,
+        persist_s=PERSIST_S,
     )
     if not config.url:
         engine = CacheEngine(spec, settings)

@@ -92,7 +92,9 @@ def _run(config: ReplayConfig, driving: DriverConfig) -> ReplayResult:
     from controlplane.errors import ControlPlaneError
     from controlplane.workload.replay import run_replay
     from engine.errors import EngineError
+    from engine.integrations.synthetic import use_one_thread
 
+    use_one_thread()
     try:
         with _stop_on_interrupt() as stop, _progress(config.limit) as on_request:
             return run_replay(config, driving, stop=stop, on_request=on_request)

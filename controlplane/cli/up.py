@@ -38,7 +38,7 @@ RUNNING = "running.json"  # the children of the `up` that runs, to name what a k
 LEAST_FREE_BYTES = 1 << 30
 READY_SECONDS = 120.0
 LOOK_EVERY_SECONDS = 0.2
-ENGINE_PATIENCE_SECONDS = 5.0
+ENGINE_PATIENCE_SECONDS = 12.0  # the engine writes prefixes to disk for up to 5 s and then flushes its spans
 SERVER_PATIENCE_SECONDS = 4.0
 
 

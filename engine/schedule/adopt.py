@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from engine.clock import NS_PER_S
 from engine.consistency.prefix import CauseOf, Checkpoint
 from engine.consistency.state import Cause, State
 from engine.errors import CorruptObject
@@ -179,16 +180,19 @@ class Adopter:
             n += 1
         return n
 
-    def persist(self) -> int:
-        """Write every prefix that lives only above the disk, newest use first, while the quota lasts; how many."""
+    def persist(self, within_s: float) -> int:
+        """Write prefixes that live only above the disk, newest use first, while quota and time last; how many."""
         if self._tiers.disk is None or not self._tiers.materialise:
             return 0
         ledger, written = self._ledger, 0
+        deadline_ns = ledger.clock.monotonic_ns() + int(within_s * NS_PER_S)
         with ledger.lock:
             nodes = sorted(ledger.nodes.values(), key=lambda n: n.record.served_ns, reverse=True)
         for node in nodes:
             if node.parent is None or all(h.disk or not h.n_pages for h in node.record.holdings()):
                 continue
+            if ledger.clock.monotonic_ns() > deadline_ns:
+                break
             try:
                 if not self._room.write_to_disk(node, may_evict=False):
                     break
