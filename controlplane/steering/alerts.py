@@ -71,10 +71,8 @@ def _dropped(session: Session, engine: Engine, now: dt.datetime) -> float | None
     return sum(facts.growth_by_series(session, engine.id, "kvcache.telemetry.dropped", now - DROPPED_WINDOW).values())
 
 
-def _fragmentation(_session: Session, engine: Engine, _now: dt.datetime) -> float | None:
-    by_class = engine.stats.get("fragmentation") or {}
-    value = by_class.get("all", max(by_class.values(), default=None))
-    return None if value is None else float(value)
+def _fragmentation(session: Session, engine: Engine, _now: dt.datetime) -> float | None:
+    return facts.fragmentation(session, engine.id)
 
 
 RULES = (

@@ -27,7 +27,7 @@ from controlplane.steering import desired
 from controlplane.steering.policies import registry
 from controlplane.steering.policies.runner import Ground, Occasion, run_now, run_policy
 from controlplane.steering.scheduler import Scheduler
-from controlplane.store.models import Command, Policy, PolicyRun
+from controlplane.store.models import Command, Engine, Policy, PolicyRun
 
 
 @pytest.fixture
@@ -149,10 +149,39 @@ def test_changed_parameters_are_checked_and_audited(deck: Deck, time: Time) -> N
 def test_the_scheduler_seeds_once_and_follows_the_table(deck: Deck) -> None:
     scheduler = Scheduler(deck.store, deck.settings)
     scheduler.sync()
-    assert set(scheduler._jobs) == {"degrade", "warm-up", "retention"}
+    assert set(scheduler._jobs) == {"degrade", "warm-up", "retention", "compact", "scrub"}
     with deck.store.write() as session:
         session.get(Policy, "degrade").paused = True
         session.get(Policy, "warm-up").every_seconds = 7
     scheduler.sync()
-    assert scheduler._jobs == {"warm-up": 7, "retention": 600}
+    assert scheduler._jobs == {"warm-up": 7, "retention": 600, "compact": 60, "scrub": 600}
     scheduler.stop()
+
+
+def test_upkeep_sends_one_command_at_a_time(deck: Deck, time: Time) -> None:
+    add_prefix(deck, 1, served_at=NOW - dt.timedelta(hours=2), changed_at=NOW - dt.timedelta(hours=3))
+    add_prefix(deck, 2, served_at=NOW, changed_at=NOW - dt.timedelta(hours=3))
+    add_prefix(deck, 3, pinned=True, changed_at=NOW - dt.timedelta(hours=3))
+    recoveries(deck, NOW, ok=0, failed=0)
+    with deck.store.write() as session:
+        session.get(Engine, ENGINE).stats = {"fragmentation": {"all": 0.6}}
+    ground = Ground(deck.store, deck.settings, time)
+    for name, kind in (
+        ("compact", "compact"),
+        ("scrub", "scrub"),
+        ("compress-idle", "compress"),
+        ("offload-idle", "offload"),
+    ):
+        decisions = [run_now(ground, deed(), name, dry_run=False)[0]["decision"] for _ in range(2)]
+        assert decisions == [kind, "in_flight"]
+    with deck.store.read() as session:
+        sent = {command.kind: command.arguments for command in session.scalars(select(Command))}
+    assert sent["compress"] == {"prefix_ids": [prefix_id(1)]}
+    assert sent["offload"] == {"prefix_ids": [prefix_id(1)], "tier": "host"}
+
+
+def test_upkeep_leaves_a_tidy_engine_alone(deck: Deck, time: Time) -> None:
+    recoveries(deck, NOW, ok=0, failed=0)
+    ground = Ground(deck.store, deck.settings, time)
+    for name, decision in (("compact", "not_fragmented"), ("offload-idle", "nothing_idle")):
+        assert run_now(ground, deed(), name, dry_run=False)[0]["decision"] == decision

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from sqlalchemy import and_, or_, select
+from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from controlplane.steering import commands, desired
@@ -123,3 +123,29 @@ def warm_candidates(session: Session, engine_id: str) -> list[Candidate]:
         )
         for prefix in session.scalars(query)
     ]
+
+
+def fragmentation(session: Session, engine_id: str) -> float | None:
+    """The share of the bytes of used slabs that is free, over all page classes; None if the engine did not say."""
+    engine = session.get(Engine, engine_id)
+    by_class = (engine.stats.get("fragmentation") if engine else None) or {}
+    value = by_class.get("all", max(by_class.values(), default=None))
+    return None if value is None else float(value)
+
+
+def idle_prefixes(session: Session, engine_id: str, states: Sequence[str], idle_since: dt.datetime) -> list[str]:
+    """Prefixes in these states that neither served nor changed after `idle_since`, longest idle first, none pinned."""
+    last_use = func.coalesce(Prefix.served_at, Prefix.changed_at)
+    query = (
+        select(Prefix.prefix_id)
+        .where(
+            Prefix.engine_id == engine_id,
+            Prefix.state.in_(states),
+            Prefix.pinned.is_(False),
+            last_use < idle_since,
+            Prefix.changed_at < idle_since,
+        )
+        .order_by(last_use, Prefix.prefix_id)
+        .limit(MOST_CANDIDATES)
+    )
+    return list(session.scalars(query))

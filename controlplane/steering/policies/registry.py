@@ -11,8 +11,10 @@ from sqlalchemy.orm import Session
 
 from controlplane.auth import Role
 from controlplane.errors import BadRequest, NotFound
+from controlplane.steering.command_kinds import TIERS
 from controlplane.steering.deed import Deed
 from controlplane.steering.policies.degrade import DegradeRule
+from controlplane.steering.policies.upkeep import CompactRule, CompressIdleRule, OffloadIdleRule, ScrubRule
 from controlplane.steering.policies.warmup import WarmupRule
 from controlplane.store.models import Policy
 
@@ -25,8 +27,16 @@ class RetentionRule:
     """Retention has no parameters of its own: how long history is kept are settings of the control plane."""
 
 
-Rule = DegradeRule | WarmupRule | RetentionRule
-KINDS: Mapping[str, type[Rule]] = {"degrade": DegradeRule, "warmup": WarmupRule, "retention": RetentionRule}
+Rule = DegradeRule | WarmupRule | RetentionRule | CompactRule | ScrubRule | CompressIdleRule | OffloadIdleRule
+KINDS: Mapping[str, type[Rule]] = {
+    "degrade": DegradeRule,
+    "warmup": WarmupRule,
+    "retention": RetentionRule,
+    "compact": CompactRule,
+    "scrub": ScrubRule,
+    "compress_idle": CompressIdleRule,
+    "offload_idle": OffloadIdleRule,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +54,11 @@ DEFAULTS = (
     Standing(name="degrade", kind="degrade", rule=DegradeRule(), every_seconds=10, paused=False),
     Standing(name="warm-up", kind="warmup", rule=WarmupRule(), every_seconds=300, paused=False),
     Standing(name="retention", kind="retention", rule=RetentionRule(), every_seconds=600, paused=False),
+    Standing(name="compact", kind="compact", rule=CompactRule(), every_seconds=60, paused=False),
+    Standing(name="scrub", kind="scrub", rule=ScrubRule(), every_seconds=600, paused=False),
+    # What is idle is a matter of the workload: these wait for a person to switch them on.
+    Standing(name="compress-idle", kind="compress_idle", rule=CompressIdleRule(), every_seconds=60, paused=True),
+    Standing(name="offload-idle", kind="offload_idle", rule=OffloadIdleRule(), every_seconds=60, paused=True),
 )
 
 
@@ -143,6 +158,8 @@ def _wrong(name: str, value: Any, default: Any) -> str | None:
 
 
 def _together(kind: str, values: Mapping[str, Any]) -> list[str]:
+    if kind == "offload_idle" and values["tier"] not in TIERS:
+        return [f"tier must be one of {', '.join(TIERS)}, got {values['tier']!r}"]
     if kind != "degrade":
         return []
     problems = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,10 @@ from controlplane.errors import ControlPlaneError
 from controlplane.settings import Settings
 from controlplane.steering.deed import Deed
 from controlplane.steering.leader import newest_epoch
-from controlplane.steering.policies import degrade, facts, registry, warmup
+from controlplane.steering.policies import facts, registry
 from controlplane.steering.policies.apply import apply
-from controlplane.steering.policies.proposals import IssueCommand, SetMode, Verdict, as_json
+from controlplane.steering.policies.deciders import DECIDERS
+from controlplane.steering.policies.proposals import IssueCommand, SetMode, as_json
 from controlplane.steering.policies.trim import trim_history
 from controlplane.steering.wakeups import WAKEUPS
 from controlplane.store.models import Policy, PolicyRun
@@ -132,7 +133,7 @@ def _decide_and_apply(
 ) -> dict[str, Any]:
     policy = registry.find(session, standing.name)
     kept = dict(policy.memory.get(engine_id, {}))
-    verdict = _DECIDERS[standing.kind](session, standing, engine_id, kept, now)
+    verdict = DECIDERS[standing.kind](session, standing, engine_id, kept, now)
     epoch = newest_epoch(session) if occasion.epoch is None else occasion.epoch
     outcome: dict[str, Any] = {}
     if not occasion.dry_run:
@@ -194,42 +195,6 @@ def _record_failure(
             session.add(run)
             _remember(policy, engine_id, {**kept, RECORD: {"decision": "failed", "at": now.timestamp()}})
     return run_view(run)
-
-
-def _decide_degrade(
-    session: Session, standing: registry.Standing, engine_id: str, kept: Mapping[str, Any], now: dt.datetime
-) -> Verdict:
-    assert isinstance(standing.rule, degrade.DegradeRule)
-    memory = degrade.read_memory(kept)
-    mode, held = facts.mode_of(session, engine_id, now)
-    seen = facts.recoveries(session, engine_id, degrade.samples_since(standing.rule, memory, now))
-    known = degrade.DegradeFacts(
-        engine_id=engine_id,
-        now=now,
-        mode=mode,
-        held_by_person=held,
-        recovered=seen.recovered,
-        not_recovered=seen.not_recovered,
-    )
-    return degrade.decide(standing.rule, known, memory)
-
-
-def _decide_warmup(
-    session: Session, standing: registry.Standing, engine_id: str, kept: Mapping[str, Any], now: dt.datetime
-) -> Verdict:
-    assert isinstance(standing.rule, warmup.WarmupRule)
-    mode, _ = facts.mode_of(session, engine_id, now)
-    known = warmup.WarmupFacts(
-        engine_id=engine_id,
-        mode=mode,
-        in_flight=facts.has_live_command(session, engine_id, "warm"),
-        candidates=facts.warm_candidates(session, engine_id),
-    )
-    return warmup.decide(standing.rule, known)
-
-
-Decider = Callable[[Session, registry.Standing, str, Mapping[str, Any], dt.datetime], Verdict]
-_DECIDERS: Mapping[str, Decider] = {"degrade": _decide_degrade, "warmup": _decide_warmup}
 
 
 def run_view(run: PolicyRun) -> dict[str, Any]:
