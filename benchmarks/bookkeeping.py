@@ -13,8 +13,11 @@ import json
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 from benchmarks.harness import Contender, machine, median_of, percentile_us, print_table, ratio_of, run_interleaved
 
@@ -27,23 +30,14 @@ No peer was run. To compare with SGLang in the same run, make it a virtual envir
     --peers FOLDER_OF_bench_sglang.py --peer-python THAT_ENVIRONMENT/bin/python"""
 
 
-class CountingProcessor:
+class CountingProcessor(SpanProcessor):
     """A span processor that counts and forgets: the engine's own side of telemetry, without an exporter's."""
 
     def __init__(self) -> None:
         self.spans = 0
 
-    def on_start(self, span: object, parent_context: object = None) -> None: ...
-
-    def _on_ending(self, span: object) -> None: ...
-
-    def on_end(self, span: object) -> None:
+    def on_end(self, span: ReadableSpan) -> None:
         self.spans += 1
-
-    def shutdown(self) -> None: ...
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        return True
 
 
 def prompts(trace: Path, count: int, page_tokens: int) -> Any:
@@ -64,18 +58,26 @@ def run_worker(a: argparse.Namespace) -> dict[str, Any]:
     spec = preset(SPEC)
     counter = CountingProcessor()
     config = EngineConfig(
-        gpu_bytes=int(a.pool_tokens * bytes_per_token(spec) * (1 + a.checkpoint_share)),
+        # As many bytes as the pool's tokens need: our checkpoints live inside it, the peers' windows in a second pool.
+        gpu_bytes=int(a.pool_tokens * bytes_per_token(spec)),
         materialise=False,
+        spans=a.worker == "spans",
         codec="none",
         engine_id="bench",
     )
-    engine = CacheEngine(spec, config, span_processors=[counter] if a.worker == "spans" else [])
+    engine = CacheEngine(spec, config, span_processors=[counter])
     try:
         timed = _feed(engine, prompts(a.trace, a.requests, spec.page_tokens), a.inflight, a.worker == "match")
         violations = engine.check()
     finally:
         engine.close()
-    return timed | {"spans": counter.spans, "violations": violations}
+    tally = engine.spans_recorded()
+    return timed | {
+        "spans_recorded": tally.recorded,
+        "spans_dropped": tally.dropped_checks + tally.dropped_requests,
+        "spans_handed_over": counter.spans,
+        "violations": violations,
+    }
 
 
 def _feed(engine: Any, requests: Any, inflight: int, time_match: bool) -> dict[str, Any]:
@@ -132,15 +134,19 @@ def _summary(seconds: dict[str, list[float]], tokens_of: dict[str, int]) -> dict
 
 def contenders(a: argparse.Namespace) -> list[Contender]:
     """Ours in three ways, then every peer that can be run."""
-    shared = ("--requests", str(a.requests), "--pool-tokens", str(a.pool_tokens), "--inflight", str(a.inflight))
+    shared: tuple[str, ...] = (
+        "--requests",
+        str(a.requests),
+        "--pool-tokens",
+        str(a.pool_tokens),
+        "--inflight",
+        str(a.inflight),
+    )
     shared = (*shared, "--trace", str(a.trace.resolve()))
     ours = [
         Contender(
             name=name,
-            command=(
-                *(sys.executable, "-m", "benchmarks.bookkeeping", "--worker", kind, *shared),
-                *("--checkpoint-share", str(a.checkpoint_share)),
-            ),
+            command=(sys.executable, "-m", "benchmarks.bookkeeping", "--worker", kind, *shared),
         )
         for kind, name in OURS.items()
     ]
@@ -165,7 +171,7 @@ def report(a: argparse.Namespace, results: dict[str, list[dict[str, Any]]]) -> N
     def share(value: float) -> str:
         return f"{value:.2%}"
 
-    columns = [("run", str), ("requests/s", lambda v: f"{v:,.0f}")]
+    columns: list[tuple[str, Callable[[Any], str]]] = [("run", str), ("requests/s", lambda v: f"{v:,.0f}")]
     keys = ["req_per_s"]
     for title, key in (
         ("acquire p50 us", "acquire_p50_us"),
@@ -183,11 +189,20 @@ def report(a: argparse.Namespace, results: dict[str, list[dict[str, Any]]]) -> N
     rows = []
     for name, runs in results.items():
         values = [median_of(runs, key) for key in keys]
+        if name == OURS["match"]:  # its other figures are those of a warmed tree
+            values = [v if key.startswith("match") else None for v, key in zip(values, keys, strict=True)]
         if name in peers:  # a peer's one hit rate is tokens it would serve: its usable one
             values[keys.index("usable_hit_rate")] = median_of(runs, "hit_rate")
-        rows.append([name, *values, *(ratio_of(runs, results[peer], "req_per_s") for peer in peers)])
+        ratios = [ratio_of(runs, results[peer], "req_per_s") for peer in peers]
+        rows.append([name, *values, *(ratios if values[0] is not None else [None] * len(peers))])
     title = f"bookkeeping: {a.trace.name}, {a.requests:,} requests, page 64, {a.pool_tokens:,}-token pool, {SPEC}"
     print_table(f"{title}, median of {a.rounds} ({machine()})", columns, rows)
+    on, off = results[OURS["spans"]], results[OURS["plain"]]
+    spans, dropped = on[0]["spans_recorded"], sum(r["spans_dropped"] for r in on)
+    print(
+        f"\nspans: {spans / on[0]['requests']:.1f} a request, {dropped:,} of {spans * len(on):,} dropped; "
+        f"off is {ratio_of(off, on, 'req_per_s'):.2f} times as fast as on"
+    )
     for name, runs in results.items():
         for violation in {v for r in runs for v in r.get("violations", [])}:
             print(f"BROKEN INVARIANT in {name}: {violation}")
@@ -204,7 +219,6 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--trace", type=Path, required=True, help="a Mooncake or Qwen-Bailian JSONL trace")
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--pool-tokens", type=int, default=2_000_000)
-    parser.add_argument("--checkpoint-share", type=float, default=0.25, help="memory for checkpoints, of the pool's")
     parser.add_argument("--inflight", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", type=Path, help="folder of bench_sglang.py")
