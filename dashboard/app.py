@@ -7,10 +7,9 @@ from collections.abc import Callable
 import streamlit as st
 
 from dashboard import data, session
-from dashboard.components import header
-from dashboard.components.signin import sign_in_gate
+from dashboard.components import header, signin
 from dashboard.pages import alerts, audit, caps, memory, overview, policies, prefixes, validations
-from dashboard.theme import CSS
+from dashboard.theme import CSS, PAGE_ICON
 
 PAGES: tuple[tuple[Callable[[], None], str, str, str], ...] = (
     (overview.page, "Overview", "overview", ":material/monitoring:"),
@@ -26,14 +25,17 @@ PAGES: tuple[tuple[Callable[[], None], str, str, str], ...] = (
 
 def main() -> None:
     """One run of the script: Streamlit calls it for every interaction."""
-    st.set_page_config(page_title="kvdeck", page_icon=":material/deployed_code:", layout="wide", menu_items={})
+    st.set_page_config(page_title="kvdeck", page_icon=PAGE_ICON, layout="wide", menu_items={})
     st.html(CSS)
     someone = session.person()
     if someone is not None and not data.token_still_holds(someone.token, someone.role):
         session.sign_out("Your session has ended: sign in again.")
-    someone = sign_in_gate()
+    signin.redeem_link()
+    someone = session.person()
     if someone is None:
-        st.navigation([st.Page(_nothing, title="Sign in", url_path="sign-in", default=True)], position="hidden").run()
+        st.navigation(
+            [st.Page(signin.page, title="Sign in", url_path="sign-in", default=True)], position="hidden"
+        ).run()
         return
     pages = {
         path: st.Page(draw, title=title, url_path=path, icon=icon, default=path == "overview")
@@ -43,10 +45,6 @@ def main() -> None:
     current = st.navigation(list(pages.values()))
     header.draw(someone)
     current.run()
-
-
-def _nothing() -> None:
-    """The page behind the sign-in form: the form is the page."""
 
 
 main()

@@ -86,10 +86,21 @@ CHART_CONFIG: dict[str, Any] = {
     "modeBarButtonsToRemove": ["sendDataToCloud", "sendChartToCloud", "lasso2d", "select2d", "autoScale2d"],
 }
 
+# Drawn here: a Material icon as page icon would be fetched from a font server by the browser.
+PAGE_ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24" width="24" height="24">'
+    '<rect x="2" y="3" width="20" height="5" rx="1.5" fill="#009E73"/>'
+    '<rect x="2" y="10" width="14" height="5" rx="1.5" fill="#3B8FD6"/>'
+    '<rect x="2" y="17" width="8" height="5" rx="1.5" fill="#E69F00"/></svg>'
+)
+
 CSS = """
 <style>
-[data-testid="stMainBlockContainer"] {padding-top: 3.2rem; padding-bottom: 3rem; max-width: 1600px;}
+[data-testid="stMainBlockContainer"] {padding-top: 4.2rem; padding-bottom: 3rem; max-width: 1600px;}
 [data-testid="stMetricValue"] {font-size: 1.55rem;}
+[data-testid="stAppDeployButton"] {display: none;}
+.st-key-attention [data-testid="stVerticalBlock"], .st-key-attention {gap: .35rem;}
+.st-key-attention p {margin-bottom: 0;}
 .kv-line {font-size: .86rem; opacity: .86; line-height: 1.5;}
 .kv-line b {font-weight: 600;}
 .kv-chip {display: inline-block; padding: .05rem .5rem; margin: 0 .35rem .2rem 0; border-radius: .6rem;

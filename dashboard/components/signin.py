@@ -8,15 +8,11 @@ from controlplane.errors import ControlPlaneError
 from dashboard import control, session
 
 
-def sign_in_gate() -> session.Person | None:
-    """The person who is signed in; otherwise draws the sign-in page and returns None."""
+def redeem_link() -> None:
+    """Spend the one-time token of the address, if there is one and nobody is signed in."""
     link_token = session.take_link_token()
     if link_token and session.person() is None:
         _redeem(link_token)
-    someone = session.person()
-    if someone is None:
-        _form()
-    return someone
 
 
 def _redeem(link_token: str) -> None:
@@ -26,7 +22,8 @@ def _redeem(link_token: str) -> None:
         session.leave_notice(f"The link could not be used. {error.message} {error.hint}")
 
 
-def _form() -> None:
+def page() -> None:
+    """The sign-in page. A page, because Streamlit keys widgets by page: drawn outside, it would lose what is typed."""
     _, middle, _ = st.columns([1, 1.4, 1])
     with middle:
         st.title("kvdeck")

@@ -20,7 +20,7 @@ from dashboard.components.live import live
 from dashboard.wording import age_text, bytes_text, count_text, moment_text, percent_text
 
 SYNC = {"in_sync": "✔ applied", "behind": "◔ behind", "refused": "✖ refused"}
-RANKS = ("✖ now", "▲ soon", "● look", "○ note")
+RANKS = ("✖", "▲", "●", "○")  # worst first
 
 
 def page() -> None:
@@ -53,15 +53,22 @@ def _attention() -> None:
         notices.empty("No engine has registered yet", "Start one: `kvdeck engine`, or `kvdeck up` for all of it.")
     elif not items:
         st.success("Nothing needs you right now.", icon=":material/check_circle:")
+    if items:
+        with st.container(border=True, key="attention"):
+            for position, item in enumerate(items):
+                _item(item, position, now)
+
+
+def _item(item: attention.Item, position: int, now: dt.datetime) -> None:
     pages: Any = session.recall("pages") or {}
-    for item in items:
-        with st.container(border=True, key=f"attention_{abs(hash((item.what, item.page)))}"):
-            what, since, action, where = st.columns([5, 1.4, 4, 1.2], vertical_alignment="center")
-            what.markdown(f"{RANKS[item.rank].split()[0]} **{item.what}**")
-            since.caption("now" if item.since is None else f"since {age_text(item.since, now)}".replace(" ago", ""))
-            action.caption(item.action)
-            if item.page in pages and item.page != "overview":
-                where.page_link(pages[item.page], label="Open", query_params=session.link_query())
+    what, since, action, where = st.columns([5.4, 1, 4.2, 1.2], vertical_alignment="center")
+    what.markdown(f"{RANKS[item.rank]} **{item.what}**")
+    since.caption("now" if item.since is None else age_text(item.since, now).removesuffix(" ago"))
+    action.caption(item.action)
+    if item.page in pages and item.page != "overview":
+        key = f"attention_link_{position}"
+        with where.container(key=key):
+            st.page_link(pages[item.page], label=str(pages[item.page].title), query_params=session.link_query())
 
 
 def _numbers() -> None:
