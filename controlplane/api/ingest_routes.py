@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -28,6 +29,7 @@ from controlplane.ingest.spans import ingest_traces
 router = APIRouter(tags=["ingest"])
 PROTOBUF = "application/x-protobuf"
 M = TypeVar("M", bound=Message)
+LOG = logging.getLogger("kvdeck.ingest")
 
 
 @router.post("/v1/traces", openapi_extra={"requestBody": {"content": {PROTOBUF: {}}}})
@@ -67,6 +69,8 @@ async def _receive(
     for fate in ("accepted", "ignored", "repeated"):
         counters.add("kvdeck_ingest_items_total", getattr(outcome, fate), of=of, fate=fate)
     counters.add("kvdeck_ingest_items_total", outcome.rejected_total, of=of, fate="rejected")
+    if outcome.rejected_total:  # the sender is told too, but its exporter may not say it aloud
+        LOG.warning("refused %d %s of one export: %s", outcome.rejected_total, of, outcome.message)
     return outcome
 
 

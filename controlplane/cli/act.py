@@ -245,7 +245,8 @@ def _outcome_text(outcome: Mapping[str, Any]) -> str:
             return f"{key} {len(value)}"
         return f"{key} {as_bytes(value)}" if key == "bytes" else f"{key} {value}"
 
-    return ", ".join(word(key, value) for key, value in outcome.items()) or "nothing more was said"
+    shown = {key: value for key, value in outcome.items() if key != "span_id"}
+    return ", ".join(word(key, value) for key, value in shown.items()) or "nothing more was said"
 
 
 def _ask(question: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from controlplane.cli.context import (
     Reason,
     TokenOption,
     Url,
+    as_time,
     connect,
     show_json,
     show_table,
@@ -44,8 +45,12 @@ def list_alerts(
         show_json(alerts)
         return
     columns = ("id", "state", "rule", "engine", "since", "summary", "acknowledged by")
-    keys = ("id", "state", "rule", "engine_id", "since", "summary", "acknowledged_by")
-    show_table("Alerts", columns, (tuple(alert[key] for key in keys) for alert in alerts))
+    show_table("Alerts", columns, map(_row, alerts))
+
+
+def _row(alert: dict[str, Any]) -> tuple[Any, ...]:
+    what = (alert["id"], alert["state"], alert["rule"], alert["engine_id"], as_time(alert["since"]))
+    return (*what, alert["summary"], alert["acknowledged_by"])
 
 
 def ack(

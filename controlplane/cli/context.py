@@ -20,6 +20,8 @@ from controlplane.settings import Settings
 DEFAULT_DATA_DIR = Path("var")
 DEFAULT_URL = "http://127.0.0.1:8410"
 OPERATOR_TOKEN = "operator.token"
+LONG_COLUMNS = frozenset({"why", "summary", "outcome", "document", "reason", "namespace"})
+SHORT_ID = 16
 
 Url = Annotated[str, typer.Option("--url", envvar="KVDECK_URL", help="The control plane.")]
 TokenOption = Annotated[
@@ -79,7 +81,8 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
     """A result for people."""
     table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        # Only what may be long is folded: an id or a number in two lines cannot be read or copied.
+        table.add_column(column, overflow="fold", no_wrap=column not in LONG_COLUMNS)
     count = 0
     for row in rows:
         table.add_row(*(as_text(cell) for cell in row))
@@ -99,6 +102,11 @@ def as_text(cell: Any) -> str:
     if isinstance(cell, float):
         return f"{cell:.3g}"
     return str(cell).replace("[", "\\[")
+
+
+def as_time(text: str | None) -> str:
+    """A time as a person reads it in a table: to the second, in UTC."""
+    return "-" if text is None else text[5:19].replace("T", " ")
 
 
 def as_bytes(count: int | None) -> str:

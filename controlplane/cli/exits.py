@@ -11,6 +11,8 @@ from controlplane.errors import BadRequest, ControlPlaneError, Forbidden, NotFou
 # stdout is for results, so that they can be piped; everything else goes to stderr.
 OUT = Console(highlight=False, soft_wrap=True)
 ERR = Console(stderr=True, highlight=False, soft_wrap=True)
+if not OUT.is_terminal:
+    OUT.width = 200  # a pipe has no width; tables in a log should not be folded to 80 columns
 
 
 class Exit(IntEnum):

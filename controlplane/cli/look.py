@@ -10,12 +10,14 @@ from controlplane.api.client import ControlPlaneClient
 from controlplane.cli.context import (
     DEFAULT_DATA_DIR,
     DEFAULT_URL,
+    SHORT_ID,
     AsJson,
     DataDir,
     EngineOption,
     TokenOption,
     Url,
     as_bytes,
+    as_time,
     choose_engine,
     connect,
     show_json,
@@ -43,7 +45,7 @@ def status(
     if as_json:
         show_json({"engines": engines, "overview": overview, "firing": alerts})
         return
-    columns = ("engine", "health", "sync", "model", "mode", "prefixes", "gpu live", "usable", "last seen")
+    columns = ("engine", "health", "sync", "mode", "prefixes", "gpu live", "usable", "last seen", "model")
     show_table("Engines", columns, (_engine_row(engine) for engine in engines))
     show_table("Firing alerts", ("id", "rule", "engine", "summary", "acknowledged"), (_alert_row(a) for a in alerts))
     for engine in engines:
@@ -58,12 +60,12 @@ def _engine_row(engine: dict[str, Any]) -> tuple[Any, ...]:
         engine["id"],
         engine["health"],
         engine["sync"],
-        engine["model"],
         engine["observed"].get("mode"),
         sum(stats.get("prefixes", {}).values()),
         as_bytes(stats.get("tiers", {}).get("gpu", {}).get("live_bytes")),
         f"{usable / prompt:.1%}" if prompt else "-",
         f"{engine['last_seen_seconds']:.0f} s ago",
+        engine["model"],
     )
 
 
@@ -96,14 +98,15 @@ def prefixes(
     if as_json:
         show_json(page)
         return
-    columns = ("prefix", "engine", "state", "v", "tokens", "gpu", "host", "disk", "served", "pinned", "namespace")
+    columns = ("prefix", "state", "v", "tokens", "gpu", "host", "disk", "served", "pinned", "namespace", "engine")
     show_table(f"Prefixes ({len(page['rows'])} of {page['total']})", columns, (_prefix_row(p) for p in page["rows"]))
 
 
 def _prefix_row(prefix: dict[str, Any]) -> tuple[Any, ...]:
     held = (as_bytes(prefix["gpu_bytes"]), as_bytes(prefix["host_bytes"]), as_bytes(prefix["disk_bytes"]))
-    names = (prefix["prefix_id"], prefix["engine_id"], prefix["state"], prefix["version"], prefix["tokens"])
-    return (*names, *held, prefix["tokens_served"], prefix["pinned"], prefix["namespace"])
+    names = (prefix["prefix_id"][:SHORT_ID], prefix["state"], prefix["version"], prefix["tokens"])
+    use = (prefix["tokens_served"], prefix["pinned"], prefix["namespace"])
+    return (*names, *held, *use, prefix["engine_id"])
 
 
 def explain(
@@ -134,12 +137,12 @@ def explain(
 
 
 def _version_row(version: dict[str, Any]) -> tuple[Any, ...]:
-    step = (version["version"], version["at"], version["state_from"], version["state_to"])
+    step = (version["version"], as_time(version["at"]), version["state_from"], version["state_to"])
     return (*step, version["cause"], version["reason"], as_bytes(version["bytes_moved"]), version["trace_id"])
 
 
 def _failure_row(failure: dict[str, Any]) -> tuple[Any, ...]:
-    return failure["at"], failure["validation"], failure["object_kind"], failure["reason"], failure["boundary"]
+    return as_time(failure["at"]), failure["validation"], failure["object_kind"], failure["reason"], failure["boundary"]
 
 
 def full_id(client: ControlPlaneClient, engine: str, start: str) -> str:

@@ -14,6 +14,7 @@ from controlplane.cli.context import (
     Reason,
     TokenOption,
     Url,
+    as_time,
     connect,
     show_json,
     show_table,
@@ -104,4 +105,4 @@ RUN_COLUMNS = ("policy", "engine", "at", "trigger", "decision", "why", "outcome"
 def _run_row(row: dict[str, Any], engine: str | None) -> tuple[Any, ...]:
     trigger = f"{row['trigger']}{' (dry)' if row['dry_run'] else ''}"
     said = row["error"] or row["inputs"].get("why")
-    return row["policy"], engine, row["at"], trigger, row["decision"], said, row["outcome"] or ""
+    return row["policy"], engine, as_time(row["at"]), trigger, row["decision"], said, row["outcome"] or ""

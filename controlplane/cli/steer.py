@@ -16,6 +16,7 @@ from controlplane.cli.context import (
     Reason,
     TokenOption,
     Url,
+    as_time,
     connect,
     parse_bytes,
     parse_seconds,
@@ -115,7 +116,7 @@ def _show_revisions(rows: list[dict[str, Any]], as_json: bool) -> None:
         show_json(rows)
         return
     cells = (
-        (row["revision"], row["engine_id"] or "fleet", row["at"], row["actor"], row["reason"], row["document"])
+        (row["revision"], row["engine_id"] or "fleet", as_time(row["at"]), row["actor"], row["reason"], row["document"])
         for row in rows
     )
     show_table("Desired state, newest first", ("revision", "scope", "at", "by", "why", "document"), cells)

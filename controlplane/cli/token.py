@@ -16,6 +16,7 @@ from controlplane.cli.context import (
     DEFAULT_DATA_DIR,
     AsJson,
     DataDir,
+    as_time,
     parse_seconds,
     settings_for,
     show_json,
@@ -80,7 +81,9 @@ def list_tokens(data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False) -
         show_json(rows)
         return
     columns = ("id", "name", "role", "created_at", "expires_at", "used_at", "one_time", "state")
-    show_table("Tokens", columns, (tuple(row[column] for column in columns) for row in rows))
+    times = ("created_at", "expires_at", "used_at")
+    cells = ([as_time(row[name]) if name in times else row[name] for name in columns] for row in rows)
+    show_table("Tokens", columns, cells)
 
 
 def revoke(

@@ -61,6 +61,9 @@ def up(
     dashboard_port: DashboardPort = None,
     engine: Annotated[bool, typer.Option("--engine/--no-engine", help="Also run an engine with a workload.")] = True,
     dashboard: Annotated[bool, typer.Option("--dashboard/--no-dashboard", help="Also run the dashboard.")] = True,
+    spec: Annotated[str, typer.Option(help="The engine's model preset; `kvdeck spec` lists them.")] = "",
+    device: Annotated[str, typer.Option(help="The engine's device: cpu or cuda.")] = "",
+    rate: Annotated[str, typer.Option(help="Requests a second of the engine's workload.")] = "",
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Start control plane, engine and dashboard on this machine; keep running until Ctrl-C."""
@@ -70,7 +73,9 @@ def up(
         _require_room(settings)
         _require_ports(settings, dashboard)
         tokens = _prepare(settings)
-        parts = _parts(settings, tokens, with_engine=engine, with_dashboard=dashboard)
+        chosen = {"--spec": spec, "--device": device, "--rate": rate}
+        options = [part for flag, value in chosen.items() if value for part in (flag, value)]
+        parts = _parts(settings, tokens, options if engine else None, with_dashboard=dashboard)
         try:
             _run(settings, parts, tokens["link"], stop)
         finally:
@@ -169,16 +174,18 @@ def _standing_token(store: Store, path: Path, name: str, role: Role) -> str:
     return secret
 
 
-def _parts(settings: Settings, tokens: dict[str, str], *, with_engine: bool, with_dashboard: bool) -> list[Part]:
+def _parts(
+    settings: Settings, tokens: dict[str, str], engine_options: Sequence[str] | None, *, with_dashboard: bool
+) -> list[Part]:
     environment = {**os.environ, **environment_of(settings), "KVDECK_URL": settings.api_url}
     environment.pop("KVDECK_TOKEN", None)  # a person's token is not for the children
     logs = settings.data_dir / "logs"
     kvdeck = [sys.executable, "-m", "controlplane.cli.main"]
     serve = Child("control plane", [*kvdeck, "serve", "--no-link"], environment, logs / "serve.log")
     parts = [Part(child=serve, is_ready=lambda: _answers(f"{settings.api_url}/healthz"))]
-    if with_engine:
+    if engine_options is not None:
         folder = str(settings.data_dir / "engine")
-        command = [*kvdeck, "engine", "--url", settings.api_url, "--data-dir", folder]
+        command = [*kvdeck, "engine", "--url", settings.api_url, "--data-dir", folder, *engine_options]
         child = Child("engine", command, {**environment, "KVDECK_ENGINE_TOKEN": tokens["engine"]}, logs / "engine.log")
         started = utc_now()
         parts.append(Part(child=child, is_ready=lambda: _engine_speaks(settings, tokens["operator"], started)))

@@ -20,6 +20,7 @@ PENDING, FIRING, RESOLVED = "pending", "firing", "resolved"
 RATE_WINDOW = dt.timedelta(minutes=2)
 RATE_MINIMUM_SAMPLES = 5
 DROPPED_WINDOW = dt.timedelta(minutes=5)
+GONE_AFTER = dt.timedelta(days=1)
 
 Read = Callable[[Session, Engine, dt.datetime], float | None]
 
@@ -59,7 +60,8 @@ def _recovery_failure_rate(session: Session, engine: Engine, now: dt.datetime) -
 
 
 def _silent_seconds(_session: Session, engine: Engine, now: dt.datetime) -> float | None:
-    return max(0.0, (now - engine.last_seen_at).total_seconds())
+    silent = max(0.0, (now - engine.last_seen_at).total_seconds())
+    return silent if silent < GONE_AFTER.total_seconds() else 0.0  # nobody waits for an engine gone for a day
 
 
 def _open_gaps(session: Session, engine: Engine, _now: dt.datetime) -> float | None:
@@ -117,7 +119,7 @@ RULES = (
         title="Memory is fragmented",
         threshold=0.5,
         clear_at=0.4,
-        for_seconds=60,
+        for_seconds=300,
         unit="of the bytes of used slabs are free",
         read=_fragmentation,
     ),

@@ -7,6 +7,7 @@ Jobs live in memory and are rebuilt from the `policies` table, which is the only
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from apscheduler.executors.pool import ThreadPoolExecutor
@@ -62,8 +63,8 @@ class Scheduler:
         """Claims the leadership, seeds the default policies and starts the jobs."""
         logging.getLogger("apscheduler").setLevel(logging.WARNING)
         self.sync()
-        self._scheduler.add_job(self.sync, "interval", seconds=SYNC_SECONDS, id="sync")
-        self._scheduler.add_job(self.sweep, "interval", seconds=SWEEP_SECONDS, id="sweep")
+        self._scheduler.add_job(self._guarded, "interval", args=[self.sync], seconds=SYNC_SECONDS, id="sync")
+        self._scheduler.add_job(self._guarded, "interval", args=[self.sweep], seconds=SWEEP_SECONDS, id="sweep")
         self._scheduler.start()
 
     def stop(self) -> None:
@@ -92,11 +93,15 @@ class Scheduler:
         self._scheduler.add_job(self._run, "interval", seconds=seconds, **job)
 
     def _run(self, name: str) -> None:
+        occasion = Occasion(trigger="schedule", epoch=self._leadership.epoch)
+        self._guarded(lambda: run_policy(self._ground, name, occasion))
+
+    def _guarded(self, work: Callable[[], object]) -> None:
         try:
-            run_policy(self._ground, name, Occasion(trigger="schedule", epoch=self._leadership.epoch))
+            work()
         except ControlPlaneError as error:
             # The top of a job: the next interval tries again, and the log says why this one did nothing.
-            log.warning("policy %s did not run: %s", name, error)
+            log.warning("the scheduler: %s", error)
 
     def sweep(self) -> None:
         """What time alone changes: commands and holds that ended, alerts that begin or end."""

@@ -184,7 +184,7 @@ def transition_attributes(step: Transition) -> dict[str, Any]:
         "kvcache.state.from": str(step.before),
         "kvcache.state.to": str(step.after),
         "kvcache.cause": str(cause.cause),
-        "kvcache.reason": cause.reason,
+        "kvcache.reason": cause.reason or "none",
         "kvcache.tokens": step.tokens,
         "kvcache.pages": step.pages,
         "kvcache.bytes": step.bytes_moved,
