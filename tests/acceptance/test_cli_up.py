@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -81,3 +82,34 @@ def test_a_dead_start_says_which_part_and_shows_its_log(tmp_path: Path) -> None:
     done = kvdeck("up", "--data-dir", str(tmp_path / "var"), *ALONE, **variables)
     assert done.returncode == 1
     assert "KVDECK_INGEST_MAX_BYTES" in done.stderr
+
+
+def test_the_whole_deck_runs_and_obeys(tmp_path: Path) -> None:
+    with Up(tmp_path / "var", "--rate", "30") as up:
+        (engine,) = json.loads(up.kvdeck("status", "--json").stdout)["engines"]
+        assert engine["health"] == "live"
+
+        def first_prefix() -> str | None:
+            rows = json.loads(up.kvdeck("prefixes", "--limit", "1", "--json").stdout)["rows"]
+            return rows[0]["prefix_id"] if rows else None
+
+        prefix = wait_for(first_prefix, "prefixes of the workload")
+        preview = json.loads(up.kvdeck("evict", prefix, "--dry-run", "--descendants", "--json").stdout)
+        assert preview["prefixes"] >= 1
+        pinned = json.loads(up.kvdeck("pin", prefix, "--for", "10m", "--json").stdout)
+        assert pinned["outcome"]["pinned"] == 1
+        assert up.kvdeck("unpin", prefix).returncode == 0
+        gone = json.loads(up.kvdeck("evict", prefix, "--yes", "--descendants", "--json").stdout)
+        assert gone["outcome"]["evicted"] >= 1
+        compacted = up.kvdeck("compact")
+        assert "compact succeeded" in compacted.stdout, compacted.stderr
+        assert up.kvdeck("mode", "no_disk", "--for", "10m").returncode == 0
+        wait_for(lambda: _observed(up)["mode"] == "no_disk", "the mode")
+        assert up.stop() == 0
+    assert "killed" not in up.said
+
+
+def _observed(up: Up) -> dict[str, object]:
+    (engine,) = json.loads(up.kvdeck("status", "--json").stdout)["engines"]
+    observed: dict[str, object] = engine["observed"]
+    return observed
