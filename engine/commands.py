@@ -89,7 +89,7 @@ class Commands:
             cause = Cause.POLICY if request.actor.startswith("policy:") else Cause.COMMAND
             why = CauseOf(cause, request.kind, span.hex_trace, span.hex_span, request.id)
             outcome = run(request, why, span, progress)
-            found = CommandOutcome(status=_status(outcome), outcome=outcome)
+            found = CommandOutcome(status=_status(outcome), outcome=_with_reason(outcome))
         outcome = {**found.outcome, "trace_id": span.hex_trace, "span_id": span.hex_span}
         if ledger.ring.enabled:
             reason = str(found.outcome.get("reason", ""))
@@ -285,6 +285,17 @@ def _status(outcome: dict[str, Any]) -> str:
     if any(numbers) or not (outcome.get("refused") or outcome.get("failed")):
         return "succeeded"
     return "refused" if outcome.get("refused") else "failed"
+
+
+def _with_reason(outcome: dict[str, Any]) -> dict[str, Any]:
+    """Adds, in one line, why items were not done: each reason with how often."""
+    items = [*outcome.get("refused", ()), *(outcome.get("failed") or ())]
+    counts: dict[str, int] = {}
+    for item in items:
+        counts[item["reason"]] = counts.get(item["reason"], 0) + 1
+    if not counts:
+        return outcome
+    return {**outcome, "reason": ", ".join(f"{n} {reason}" for reason, n in counts.items())}
 
 
 def _all_on_gpu(node: PrefixNode) -> bool:

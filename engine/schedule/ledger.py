@@ -214,6 +214,8 @@ class Ledger:
         """Put a prefix into exactly the orders of the tiers it has bytes in."""
         gpu = host = disk = False
         for holding in node.record.holdings():
+            if not holding.n_pages:  # empty by layout: no bytes that could leave
+                continue
             gpu, host, disk = (
                 gpu or holding.gpu is not None,
                 host or holding.host is not None,
