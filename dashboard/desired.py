@@ -18,7 +18,7 @@ LABELS = {
     "cap_host_bytes": "Host bytes",
     "cap_disk_bytes": "Disk bytes",
     "codec": "Codec",
-    "checkpoint_every_tokens": "Checkpoint every (tokens)",
+    "checkpoint_every_tokens": "Checkpoint tokens",
 }
 BYTE_KNOBS = ("cap_gpu_bytes", "cap_host_bytes", "cap_disk_bytes")
 DEFAULT_TEXT = "engine's default"

@@ -96,11 +96,12 @@ PAGE_ICON = (
 
 CSS = """
 <style>
-[data-testid="stMainBlockContainer"] {padding-top: 4.2rem; padding-bottom: 3rem; max-width: 1600px;}
+[data-testid="stMainBlockContainer"] {padding: 4.2rem 2rem 3rem 2rem; max-width: 1600px;}
 [data-testid="stMetricValue"] {font-size: 1.55rem;}
 [data-testid="stAppDeployButton"] {display: none;}
 .st-key-attention [data-testid="stVerticalBlock"], .st-key-attention {gap: .35rem;}
-.st-key-attention p {margin-bottom: 0;}
+.st-key-attention [data-testid="stMarkdownContainer"] {margin-bottom: 0;}
+.st-key-attention p {margin-bottom: 0; line-height: 1.35;}
 .kv-line {font-size: .86rem; opacity: .86; line-height: 1.5;}
 .kv-line b {font-weight: 600;}
 .kv-chip {display: inline-block; padding: .05rem .5rem; margin: 0 .35rem .2rem 0; border-radius: .6rem;

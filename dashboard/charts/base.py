@@ -26,7 +26,7 @@ def time_figure(*, y_title: str, height: int = 300, percent: bool = False) -> go
         # A chart that is redrawn every few seconds must keep the zoom of the person who is reading it.
         uirevision="keep",
     )
-    figure.update_xaxes(type="date", gridcolor=GRID, title_text="", automargin=True)
+    figure.update_xaxes(type="date", gridcolor=GRID, title_text="", nticks=6, tickangle=0)
     figure.update_yaxes(title_text=y_title, gridcolor=GRID, zeroline=False, rangemode="tozero", automargin=True)
     if percent:
         figure.update_yaxes(tickformat=".0%")
@@ -64,7 +64,7 @@ def add_threshold(figure: go.Figure, value: float, text: str) -> None:
         y=value,
         line={"color": RULE, "dash": "dash", "width": 1.5},
         annotation_text=text,
-        annotation_position="top right",
+        annotation_position="top left",
         annotation_font_size=11,
     )
 
@@ -115,6 +115,7 @@ def add_marks(figure: go.Figure, marks: pd.DataFrame) -> go.Figure:
                 yaxis="y9",
                 mode="markers",
                 name=look.label,
+                showlegend=False,  # one line above the charts names the symbols for all of them
                 marker={"symbol": look.symbol, "size": 9, "color": look.color, "line": {"width": 1, "color": RULE}},
                 text=list(group["text"]),
                 hovertemplate="%{text}<extra>" + look.label + "</extra>",

@@ -66,7 +66,15 @@ def hit_rate_by_state(requests: pd.DataFrame, marks: pd.DataFrame) -> go.Figure:
                 mode="lines",
                 stackgroup="state",
                 line={"color": look.color, "width": 1.5, "dash": look.dash},
-                fillpattern={"shape": _PATTERNS[position % len(_PATTERNS)], "fgopacity": 0.5, "size": 6},
+                fillcolor=_faint(look.color),
+                fillpattern={
+                    "shape": _PATTERNS[position % len(_PATTERNS)],
+                    "fillmode": "overlay",
+                    "fgcolor": look.color,
+                    "fgopacity": 0.45,
+                    "size": 7,
+                    "solidity": 0.15,
+                },
                 hovertemplate="%{y:.1%}",
             )
         )
@@ -84,6 +92,12 @@ def lcp_against_usable(requests: pd.DataFrame, marks: pd.DataFrame) -> go.Figure
     if len(figure.data) == 2:
         figure.data[1].update(fill="tonexty", fillcolor="rgba(230,159,0,0.22)")
     return add_marks(figure, marks)
+
+
+def _faint(color: str) -> str:
+    """A colour as a light filling of itself."""
+    red, green, blue = (int(color[start : start + 2], 16) for start in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.28)"
 
 
 def gap_by_reason(requests: pd.DataFrame) -> pd.DataFrame:
@@ -116,12 +130,15 @@ def gap_causes(requests: pd.DataFrame, most: int = 8) -> go.Figure:
                 orientation="h",
                 marker={"color": color},
                 text=[f"{tokens:,.0f} tokens ({tokens / total:.0%})"],
-                textposition="auto",
+                textposition="outside",
+                cliponaxis=False,
                 hovertemplate=f"{label}<br>%{{x:,.0f}} tokens {detail}<extra></extra>",
                 showlegend=False,
             )
         )
     figure.update_layout(height=max(150, 60 + 34 * len(gaps)), margin={"l": 8, "r": 8, "t": 10, "b": 8}, bargap=0.35)
-    figure.update_xaxes(title_text="tokens found but not used", tickformat=",.3~s", rangemode="tozero", automargin=True)
+    figure.update_xaxes(title_text="tokens found but not used", tickformat=",.3~s", automargin=True)
+    # Text stands outside the bars, where it is readable on every colour: leave it room.
+    figure.update_xaxes(range=[0, float(gaps["tokens"].max()) * 1.5 if len(gaps) else 1])
     figure.update_yaxes(automargin=True, title_text="")
     return figure

@@ -11,6 +11,8 @@ from dashboard.charts.base import add_line, add_marks, add_threshold, by_minute,
 from dashboard.charts.histograms import merge
 from dashboard.theme import GRID, TIERS, VERMILLION, Look, tier_look
 
+_DECADES = (0.001, 0.01, 0.1, 1, 10, 100, 1_000, 10_000)  # ms
+
 
 def failure_rate(recoveries: pd.DataFrame) -> float | None:
     """(failed + late) / all over the whole frame; None when nothing was recovered.
@@ -62,9 +64,7 @@ def latency_quantiles(io: pd.DataFrame) -> pd.DataFrame:
 
 def tier_io_latency(io: pd.DataFrame, marks: pd.DataFrame) -> go.Figure:
     """p50 (solid) and p99 (dotted) of each tier's reads and writes on a log scale, reads left and writes right."""
-    figure = make_subplots(
-        rows=1, cols=2, shared_yaxes=True, subplot_titles=("reads", "writes"), horizontal_spacing=0.03
-    )
+    figure = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.03)
     table = latency_quantiles(io)
     for column, direction in ((1, "read"), (2, "write")):
         for tier in [name for name in TIERS if name in set(table["tier"])]:
@@ -88,13 +88,15 @@ def tier_io_latency(io: pd.DataFrame, marks: pd.DataFrame) -> go.Figure:
                     col=column,
                 )
     figure.update_layout(
-        height=320,
-        margin={"l": 8, "r": 8, "t": 60, "b": 8},
+        height=300,
+        margin={"l": 8, "r": 8, "t": 34, "b": 8},
         hovermode="x unified",
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.1, "x": 0},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
         uirevision="keep",
     )
-    figure.update_xaxes(type="date", gridcolor=GRID)
-    figure.update_yaxes(type="log", gridcolor=GRID, tickformat=",.3~g", dtick=1)
+    figure.update_xaxes(type="date", gridcolor=GRID, nticks=4, tickangle=0)
+    figure.update_xaxes(title_text="reads", row=1, col=1)
+    figure.update_xaxes(title_text="writes", row=1, col=2)
+    figure.update_yaxes(type="log", gridcolor=GRID, tickvals=_DECADES, ticktext=[f"{tick:,g}" for tick in _DECADES])
     figure.update_yaxes(title_text="ms (log)", row=1, col=1)
     return add_marks(figure, marks)

@@ -26,8 +26,8 @@ def desired_beside_observed() -> None:
     if not engines:
         notices.empty("No engine", "Desired state can be set now; engines take it when they register.")
         return
-    for columns_of in (engines[start : start + 3] for start in range(0, len(engines), 3)):
-        for place, engine in zip(st.columns(3), columns_of, strict=False):
+    for columns_of in (engines[start : start + 2] for start in range(0, len(engines), 2)):
+        for place, engine in zip(st.columns(2), columns_of, strict=False):
             with place, st.container(border=True):
                 _one_engine(person.role, engine)
 

@@ -11,7 +11,14 @@ from dashboard.control import settings
 from dashboard.wording import DASH
 
 
-def picked_rows(frame: pd.DataFrame, *, key: str, many: bool = True, height: int | None = None) -> list[int]:
+def picked_rows(
+    frame: pd.DataFrame,
+    *,
+    key: str,
+    many: bool = True,
+    height: int | None = None,
+    columns: dict[str, Any] | None = None,
+) -> list[int]:
     """Draw a table whose rows can be picked; the positions of those that are."""
     state: Any = st.dataframe(
         frame,
@@ -19,10 +26,25 @@ def picked_rows(frame: pd.DataFrame, *, key: str, many: bool = True, height: int
         hide_index=True,
         on_select="rerun",
         selection_mode="multi-row" if many else "single-row",
-        column_config=trace_column(),
+        column_config={**trace_column(), **(columns or {})},
         height=height or "auto",
     )
     return [position for position in state.selection.rows if position < len(frame)]
+
+
+def number_columns(*names: str) -> dict[str, Any]:
+    """Columns of numbers: sorted as numbers, shown with separators."""
+    return {name: st.column_config.NumberColumn(name, format="localized") for name in names}
+
+
+def age_columns(*names: str) -> dict[str, Any]:
+    """Columns of moments, shown as how long ago and sorted by time."""
+    return {name: st.column_config.DatetimeColumn(name, format="distance") for name in names}
+
+
+def mib(size: int) -> float:
+    """Bytes in MiB with one decimal, for a column that sorts."""
+    return round(size / (1 << 20), 1)
 
 
 def trace_cell(trace_id: str | None) -> str:

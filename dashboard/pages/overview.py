@@ -17,6 +17,7 @@ from dashboard.components import follow, notices
 from dashboard.components.charting import chart
 from dashboard.components.header import ENGINE_HEALTH
 from dashboard.components.live import live
+from dashboard.theme import MARKS
 from dashboard.wording import age_text, bytes_text, count_text, moment_text, percent_text
 
 SYNC = {"in_sync": "✔ applied", "behind": "◔ behind", "refused": "✖ refused"}
@@ -29,6 +30,7 @@ def page() -> None:
     live(_attention)
     follow.tray()
     live(_numbers)
+    notices.line(_mark_names())
     live(_charts)
     st.subheader("Engines")
     live(_engines)
@@ -61,7 +63,7 @@ def _attention() -> None:
 
 def _item(item: attention.Item, position: int, now: dt.datetime) -> None:
     pages: Any = session.recall("pages") or {}
-    what, since, action, where = st.columns([5.4, 1, 4.2, 1.2], vertical_alignment="center")
+    what, since, action, where = st.columns([5, 0.8, 4, 1.6], vertical_alignment="center")
     what.markdown(f"{RANKS[item.rank]} **{item.what}**")
     since.caption("now" if item.since is None else age_text(item.since, now).removesuffix(" ago"))
     action.caption(item.action)
@@ -140,6 +142,13 @@ def _charts() -> None:
             missing=None if len(lost) else "All that was found was used.",
         )
     _health_charts(person.role, shown, since, until)
+
+
+def _mark_names() -> str:
+    """What the symbols on the charts stand for."""
+    symbols = {"triangle-down": "▼", "x": "✖", "square": "■", "diamond": "◆", "cross": "✚", "star": "★"}
+    marks = (f'<span style="color:{look.color}">{symbols[look.symbol]}</span> {look.label}' for look in MARKS.values())
+    return f"Changes marked on the charts, with details on hover: {' · '.join(marks)}"
 
 
 def _health_charts(role: str, shown: data.Charts, since: dt.datetime, until: dt.datetime) -> None:

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from controlplane.clock import utc_now
 from controlplane.store.queries import PrefixView
 from dashboard import data, session
 from dashboard.components import actions, follow, notices, prefix_detail, tables
 from dashboard.components.live import guarded
 from dashboard.theme import STATES, state_text
-from dashboard.wording import age_text, bytes_text, count_text, plural, short_id
+from dashboard.wording import plural, short_id
 
 ORDERS = {
     "tokens served": "served",
@@ -25,6 +24,10 @@ ORDERS = {
     "oldest": "oldest",
 }
 LIMITS = (50, 200, 1000)
+COLUMNS = {
+    **tables.number_columns("Tokens", "Tokens served", "Requests", "GPU MiB", "Host MiB", "Disk MiB"),
+    **tables.age_columns("Changed", "Served"),
+}
 
 
 def page() -> None:
@@ -57,7 +60,9 @@ def _list() -> None:
         return
     shown = f"{len(rows):,} of {plural(page_of.total, 'prefix', 'prefixes')}, by {by}"
     st.caption(f"{shown}. Pick rows to act on them or to open one.")
-    picked = [rows[position] for position in tables.picked_rows(_rows(rows), key="prefix_table", height=460)]
+    picked = [
+        rows[position] for position in tables.picked_rows(_rows(rows), key="prefix_table", height=460, columns=COLUMNS)
+    ]
     _act(picked)
 
 
@@ -89,7 +94,6 @@ def _act(picked: Sequence[PrefixView]) -> None:
 
 
 def _rows(rows: Sequence[PrefixView]) -> pd.DataFrame:
-    now = utc_now()
     return pd.DataFrame(
         [
             {
@@ -97,15 +101,14 @@ def _rows(rows: Sequence[PrefixView]) -> pd.DataFrame:
                 "Engine": row.engine_id,
                 "Namespace": row.namespace,
                 "State": state_text(row.state),
-                "Version": row.version,
-                "Tokens": count_text(row.tokens),
-                "GPU": bytes_text(row.gpu_bytes),
-                "Host": bytes_text(row.host_bytes),
-                "Disk": bytes_text(row.disk_bytes),
-                "Tokens served": count_text(row.tokens_served),
-                "Requests": count_text(row.requests_served),
-                "Changed": age_text(row.changed_at, now),
-                "Served": age_text(row.served_at, now),
+                "Tokens": row.tokens,
+                "GPU MiB": tables.mib(row.gpu_bytes),
+                "Host MiB": tables.mib(row.host_bytes),
+                "Disk MiB": tables.mib(row.disk_bytes),
+                "Tokens served": row.tokens_served,
+                "Requests": row.requests_served,
+                "Changed": row.changed_at,
+                "Served": row.served_at,
             }
             for row in rows
         ]

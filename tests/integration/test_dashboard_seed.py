@@ -150,7 +150,7 @@ def _prefixes(session: Any, now: dt.datetime) -> None:
                 engine_id=LIVE if number % 5 else STALE,
                 prefix_id=prefix_id(number),
                 life=life,
-                version=5 if number == 7 else 3,
+                version=5 if state == "QUARANTINED" else 3,
                 state=state,
                 namespace=("tenant-a", "tenant-b", "evals")[number % 3],
                 parent_id=prefix_id(number // 4) if number and number % 5 and (number // 4) % 5 else None,
@@ -185,8 +185,8 @@ def _objects(state: str, tokens: int) -> dict[str, dict[str, int]]:
 def _life(session: Any, now: dt.datetime, number: int, life: int, tokens: int, state: str) -> None:
     engine = LIVE if number % 5 else STALE
     steps = [("NEW", "FULL", "commit", "none", 55), ("FULL", "COMPRESSED", "idle", "idle_300s", 38)]
-    steps.append(("COMPRESSED", state if number != 7 else "PARTIAL_OFFLOAD", "policy", "offload_idle", 24))
-    if number == 7:
+    steps.append(("COMPRESSED", state if state != "QUARANTINED" else "PARTIAL_OFFLOAD", "policy", "offload_idle", 24))
+    if state == "QUARANTINED":
         steps += [
             ("PARTIAL_OFFLOAD", "FULL_RESTORE", "restore", "acquire", 6),
             ("FULL_RESTORE", "QUARANTINED", "corruption", DAMAGED_REASON, 5),
