@@ -1,7 +1,7 @@
 """Who may run policies: one leader, with an epoch that grows with every leadership and fences the one before.
 
-With SQLite the one control plane process is the leader. A Postgres leader (advisory lock on its own connection) fits
-behind the same Protocol.
+With SQLite the one control plane process is the leader; with Postgres, whoever holds an advisory lock
+(`leader_postgres.py`).
 """
 
 from __future__ import annotations

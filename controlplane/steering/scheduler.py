@@ -20,6 +20,7 @@ from controlplane.settings import Settings
 from controlplane.steering import alerts, commands, desired
 from controlplane.steering.deed import Deed
 from controlplane.steering.leader import SCHEDULER, Leadership, SingleProcessLeadership
+from controlplane.steering.leader_postgres import AdvisoryLockLeadership
 from controlplane.steering.notify import post_changes
 from controlplane.steering.policies import registry
 from controlplane.steering.policies.runner import Ground, Occasion, run_kind, run_policy
@@ -37,6 +38,11 @@ MISFIRE_GRACE_SECONDS = 30
 POLICY_JOB = "policy:"
 
 
+def leadership_of(store: Store) -> Leadership:
+    """How control planes on this kind of database agree on a leader."""
+    return AdvisoryLockLeadership(store) if store.dialect == "postgresql" else SingleProcessLeadership(store)
+
+
 class Scheduler:
     """Runs in the control plane process as its background work. `start` and `stop` are for one thread, once each."""
 
@@ -46,7 +52,7 @@ class Scheduler:
         self._store = store
         self._settings = settings
         self._ground = Ground(store, settings, clock)
-        self._leadership = leadership or SingleProcessLeadership(store)
+        self._leadership = leadership or leadership_of(store)
         self._clock = clock
         self._jobs: dict[str, int] = {}  # policy -> seconds; owned by the sync job
         self._scheduler = BackgroundScheduler(

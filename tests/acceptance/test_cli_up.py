@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from cli_support import Up, kvdeck, runs, wait_for
+from cli_support import Up, free_port, kvdeck, runs, wait_for
 
 ALONE = ("--no-engine", "--no-dashboard")
 
@@ -46,7 +46,9 @@ def test_a_port_in_use_is_named_with_its_flag(tmp_path: Path, flag: str) -> None
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        done = kvdeck("up", "--data-dir", str(tmp_path), "--no-engine", flag, port)
+        ports = {"--api-port": str(free_port()), "--dashboard-port": str(free_port())} | {flag: port}
+        options = [word for pair in ports.items() for word in pair]
+        done = kvdeck("up", "--data-dir", str(tmp_path), "--no-engine", *options)
     assert done.returncode == 1
     assert port in done.stderr
     assert flag in done.stderr

@@ -1,0 +1,104 @@
+"""Leadership, and one pass through the write door, on a real Postgres that lives as long as this module's tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from sqlalchemy import text
+from steering_support import ENGINE, NOW, deed, draft, free_port
+
+from controlplane.ingest.engines import register_engine
+from controlplane.settings import Settings
+from controlplane.steering import commands, desired
+from controlplane.steering.leader_postgres import AdvisoryLockLeadership
+from controlplane.steering.scheduler import Scheduler
+from controlplane.store import Store, upgrade
+
+UNPRIVILEGED = "postgres"  # initdb refuses root; Debian's package brings this user
+
+
+def run_as_owner(*command: str) -> None:
+    """Runs a Postgres tool, not as root."""
+    as_owner = ["runuser", "-u", UNPRIVILEGED, "--"] if os.getuid() == 0 else []
+    subprocess.run([*as_owner, *command], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    """The URL of a throwaway database with our schema."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not found:
+        if os.environ.get("CI"):
+            pytest.fail("CI needs Postgres's server: apt-get install postgresql")
+        pytest.skip("no Postgres server is installed here: apt-get install postgresql")
+    tools, port = found[-1].parent, free_port()
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        data = f"{folder}/data"
+        run_as_owner(str(tools / "initdb"), "-D", data, "-A", "trust", "-U", "kvdeck", "--no-sync")
+        options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+        run_as_owner(str(tools / "pg_ctl"), "-D", data, "-o", options, "-l", f"{folder}/log", "-w", "start")
+        try:
+            url = f"postgresql://kvdeck@127.0.0.1:{port}/postgres"
+            upgrade(url)
+            yield url
+        finally:
+            run_as_owner(str(tools / "pg_ctl"), "-D", data, "-m", "immediate", "-w", "stop")
+
+
+@pytest.fixture
+def stores(postgres: str) -> Iterator[tuple[Store, Store]]:
+    """Two control planes' stores on one database."""
+    pair = Store(postgres), Store(postgres)
+    yield pair
+    for store in pair:
+        store.dispose()
+
+
+def test_one_of_two_leads_and_the_other_follows_with_a_newer_epoch(stores: tuple[Store, Store]) -> None:
+    first, second = (AdvisoryLockLeadership(store) for store in stores)
+    assert (first.try_lead(), second.try_lead()) == (True, False)
+    epoch = first.epoch
+    assert first.try_lead()
+    assert first.epoch == epoch
+    first.release()
+    assert second.try_lead()
+    assert second.epoch == epoch + 1
+    second.release()
+
+
+def test_a_leader_that_lost_its_connection_notices_and_follows(stores: tuple[Store, Store]) -> None:
+    first, second = (AdvisoryLockLeadership(store) for store in stores)
+    assert first.try_lead()
+    epoch = first.epoch
+    with stores[1].write() as session:
+        session.execute(text("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"))
+    assert second.try_lead()
+    assert second.epoch == epoch + 1
+    assert not first.try_lead()
+    assert first.epoch == 0
+    second.release()
+
+
+def test_the_write_door_and_the_sweeps_work_on_postgres(stores: tuple[Store, Store], postgres: str) -> None:
+    store = stores[0]
+    with store.write() as session:
+        register_engine(
+            session, ENGINE, boot_id="b", model="toy", fingerprint="f", page_tokens=64, labels={}, observed={}
+        )
+    with store.write() as session:
+        command = commands.submit(session, deed(), draft(idempotency_key="once-only"))
+        assert commands.submit(session, deed(), draft(idempotency_key="once-only")).id == command.id
+        desired.revise(session, deed(), engine_id=ENGINE, changes={"mode": "bypass"})
+        assert len(commands.take_waiting(session, ENGINE, NOW)) == 1
+    scheduler = Scheduler(store, Settings(database_url=postgres, data_dir=Path("unused")))
+    scheduler.start()
+    scheduler.sweep()
+    scheduler.stop()
+    with store.read() as session:
+        assert desired.newest(session, ENGINE).document == {}
