@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from sqlalchemy import select
@@ -21,6 +25,7 @@ from steering_support import (
 from controlplane.clock import utc_now
 from controlplane.errors import Conflict
 from controlplane.steering import alerts
+from controlplane.steering.notify import post_changes
 from controlplane.store.models import Alert, Engine, HistoryGap
 
 
@@ -82,3 +87,35 @@ def test_failing_recoveries_fire_and_an_end_of_recoveries_resolves(deck: Deck) -
     assert alert_states(deck, NOW + dt.timedelta(seconds=25)) == {"recovery_failure_rate": "firing"}
     recoveries(deck, NOW + dt.timedelta(seconds=200), ok=1, failed=19)
     assert alert_states(deck, NOW + dt.timedelta(seconds=201)) == {"recovery_failure_rate": "resolved"}
+
+
+class Webhook(BaseHTTPRequestHandler):
+    """Takes alerts, and refuses those of one rule."""
+
+    got: ClassVar[list[dict[str, str]]] = []
+
+    def do_POST(self) -> None:
+        change = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.got.append(change)
+        self.send_response(500 if change["rule"] == "refused" else 204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing on the terminal."""
+
+
+def test_a_webhook_is_told_of_each_change_and_may_fail() -> None:
+    with HTTPServer(("127.0.0.1", 0), Webhook) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        changes = [
+            alerts.Change(rule=rule, engine_id=ENGINE, state="firing", summary="s") for rule in ("refused", "taken")
+        ]
+        assert post_changes(url, changes) == 1
+        server.shutdown()
+        thread.join()
+    assert [change["rule"] for change in Webhook.got] == ["refused", "taken"]
+    assert Webhook.got[1] == {"rule": "taken", "engine_id": ENGINE, "state": "firing", "summary": "s"}
+    assert post_changes(url, changes) == 0
+    assert post_changes("", changes) == 0
