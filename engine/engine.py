@@ -150,7 +150,7 @@ class CacheEngine:
             raise StateMismatch(f"this engine takes commits with {need}")
         if state is not None and state.end_tokens != len(data) // TOKEN_BYTES:
             raise StateMismatch(f"the state ends at {state.end_tokens} tokens, {len(data) // TOKEN_BYTES} were passed")
-        where = namespace or (lease.namespace if lease is not None else "default")
+        where = namespace if namespace is not None else (lease.namespace if lease is not None else "default")
         positions = state.checkpoints if state is not None else checkpoints
         parent = _context_of(lease)
         span = new_span(parent)

@@ -40,6 +40,7 @@ _STEERED = frozenset({_C.COMMAND, _C.POLICY, _C.IDLE})
 _LEAVING = frozenset({_C.PRESSURE, _C.CAP, _C.COMMAND, _C.POLICY, _C.SHUTDOWN, _C.DRAIN})
 _DAMAGE = frozenset({_C.CORRUPTION, _C.SCRUB})
 _OFFLOAD = _STEERED | {_C.PRESSURE, _C.CAP, _C.SHUTDOWN, _C.DRAIN}
+_RENEWED = frozenset({_C.COMMIT})
 _RESTORE = frozenset({_C.RESTORE, _C.COMMAND, _C.POLICY})
 
 TRANSITIONS: Final[dict[tuple[State, State], frozenset[Cause]]] = {
@@ -57,7 +58,9 @@ TRANSITIONS: Final[dict[tuple[State, State], frozenset[Cause]]] = {
     (_S.COMPRESSED, _S.QUARANTINED): _DAMAGE,
     (_S.COMPRESSED, _S.EVICTED): _LEAVING,
     (_S.PARTIAL_OFFLOAD, _S.FULL_RESTORE): _RESTORE,
-    (_S.PARTIAL_OFFLOAD, _S.FULL): frozenset({_C.COMMIT}),  # the model computed the tokens again; fresh bytes replace
+    # The model computed the tokens again and fresh bytes replace; or the one object below, a checkpoint, was dropped.
+    (_S.PARTIAL_OFFLOAD, _S.FULL): _RENEWED | {_C.PRESSURE, _C.CAP},
+    (_S.PARTIAL_OFFLOAD, _S.COMPRESSED): _RENEWED | {_C.PRESSURE, _C.CAP},
     (_S.PARTIAL_OFFLOAD, _S.PARTIAL_OFFLOAD): _OFFLOAD,  # more objects left the GPU, or host bytes went to disk
     (_S.PARTIAL_OFFLOAD, _S.QUARANTINED): _DAMAGE,
     (_S.PARTIAL_OFFLOAD, _S.EVICTED): _LEAVING,
@@ -65,8 +68,9 @@ TRANSITIONS: Final[dict[tuple[State, State], frozenset[Cause]]] = {
     (_S.FULL_RESTORE, _S.COMPRESSED): _RESTORE,
     (_S.FULL_RESTORE, _S.PARTIAL_OFFLOAD): _RESTORE,  # late, failed by the device, or only part of it was wanted
     (_S.FULL_RESTORE, _S.QUARANTINED): _DAMAGE,
-    (_S.QUARANTINED, _S.FULL): frozenset({_C.COMMIT}),
-    (_S.QUARANTINED, _S.PARTIAL_OFFLOAD): frozenset({_C.COMMIT}),
+    (_S.QUARANTINED, _S.FULL): _RENEWED,
+    (_S.QUARANTINED, _S.COMPRESSED): _RENEWED,
+    (_S.QUARANTINED, _S.PARTIAL_OFFLOAD): _RENEWED,
     (_S.QUARANTINED, _S.EVICTED): _LEAVING,
 }
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from engine.errors import StateMismatch
-from engine.memory.state import Tensors
-from engine.model.objects import Layout, Segment, SegmentKey, section_rows
+from engine.memory.state import NewState, Tensors
+from engine.model.objects import Layout, PrefixLayouts, Segment, SegmentKey, section_rows
 
 _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float8_e4m3fn", "int8", "uint8", "int32")
@@ -17,6 +17,23 @@ _DTYPES: dict[str, torch.dtype] = {
 
 def torch_dtype(name: str) -> torch.dtype:
     return _DTYPES[name]
+
+
+def check_range(layouts: PrefixLayouts, state: NewState, page_tokens: int) -> None:
+    """Raises `StateMismatch` unless the entries are exactly those of [start, end).
+
+    Rows counted from another start would be other tokens' rows."""
+    start, end = state.start_tokens, state.end_tokens
+    if start % page_tokens or not 0 <= start <= end:
+        raise StateMismatch(f"the state starts at {start} of {end} tokens; it must be a multiple of {page_tokens}")
+    for layout in (layouts.history, layouts.indexer):
+        for segment in layout.segments:
+            rows = end // segment.ratio - start // segment.ratio
+            tensor = state.entries.get(segment.key)
+            if tensor is not None and tensor.shape[0] != rows:
+                raise StateMismatch(
+                    f"{segment.key}: {tensor.shape[0]} rows; tokens {start} to {end} make {rows}, no more and no fewer"
+                )
 
 
 def pack_pages(layout: Layout, entries: Tensors, first_token: int, pages: range, page_tokens: int) -> torch.Tensor:

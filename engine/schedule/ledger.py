@@ -150,6 +150,8 @@ class Ledger:
         record = node.record
         record.refresh()
         natural = record.natural_state
+        if record.state is State.QUARANTINED and cause.cause is not Cause.COMMIT:
+            return  # only fresh bytes lift a quarantine; its other objects may leave meanwhile
         if natural is not record.state or (always and natural is State.PARTIAL_OFFLOAD):
             self.move(node, natural, cause, bytes_moved=bytes_moved, start_ns=start_ns, parent=parent)
 

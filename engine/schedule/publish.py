@@ -13,7 +13,7 @@ from engine.consistency.state import Cause, State
 from engine.errors import OutOfMemory, StateMismatch
 from engine.index.radix import TOKEN_BYTES
 from engine.memory.holding import Holding, SlotCopy, Tier
-from engine.memory.layout import pack_block, pack_pages
+from engine.memory.layout import check_range, pack_block, pack_pages
 from engine.model.objects import ObjectKind
 from engine.schedule.ledger import Ledger, PrefixNode
 from engine.schedule.room import Room
@@ -36,6 +36,15 @@ class CommitResult(NamedTuple):
     prefix_id: str
 
 
+class _Refresh(NamedTuple):
+    """A prefix to get fresh bytes, as it was when its slots were taken: by then it may be split or evicted."""
+
+    node: PrefixNode
+    first_page: int
+    n_pages: int
+    copies: dict[ObjectKind, SlotCopy]
+
+
 @dataclass(slots=True, eq=False)
 class _Draft:
     """Slots taken for one commit, owned by it until they are published or given back."""
@@ -45,7 +54,7 @@ class _Draft:
     content: int
     spans: dict[ObjectKind, SlotCopy] = field(default_factory=dict)
     blocks: dict[int, dict[ObjectKind, SlotCopy]] = field(default_factory=dict)
-    refreshed: list[tuple[PrefixNode, int, dict[ObjectKind, SlotCopy]]] = field(default_factory=list)
+    refreshed: list[_Refresh] = field(default_factory=list)
     published: bool = False  # the tree owns the slots now; giving them back would free what others can read
 
 
@@ -144,13 +153,12 @@ class Publisher:
                         kind, self._room.take_gpu(str(kind), draft.n_pages, _PRESSURE)
                     )
             for node in stale:
-                if not node.record.resident:
-                    copies = {
-                        k: self._tiers.new_copy(k, self._room.take_gpu(str(k), node.n_pages, _PRESSURE)) for k in kinds
-                    }
-                    draft.refreshed.append((node, node.n_pages, copies))
-                else:
-                    draft.refreshed.append((node, node.n_pages, {}))
+                copies: dict[ObjectKind, SlotCopy] = {}
+                # In the draft before it is filled: when the room runs out halfway, what was taken is given back.
+                draft.refreshed.append(_Refresh(node, node.first_page, node.n_pages, copies))
+                for kind in kinds if not node.record.resident else ():
+                    slots = self._room.take_gpu(str(kind), draft.refreshed[-1].n_pages, _PRESSURE)
+                    copies[kind] = self._tiers.new_copy(kind, slots)
         except OutOfMemory:
             return "out_of_memory"
         for boundary in positions:
@@ -176,8 +184,9 @@ class Publisher:
     def _write(self, draft: _Draft, state: NewState) -> None:
         """Fill the slots. No lock: nobody else knows them yet."""
         layouts, page_tokens = self._ledger.layouts, self._page_tokens
+        check_range(layouts, state, page_tokens)
         runs = [(draft.first_page, draft.n_pages, draft.spans)]
-        runs += [(node.first_page, n, copies) for node, n, copies in draft.refreshed]
+        runs += [(first_page, n, copies) for _, first_page, n, copies in draft.refreshed]
         for first, n, copies in runs:
             for kind, copy in copies.items():
                 pages = range(first, first + n)
@@ -202,9 +211,10 @@ class Publisher:
         ledger, page_bytes = self._ledger, self._ledger.index.page_bytes
         match = ledger.index.match(namespace, tokens)
         cuts = sorted({b // self._page_tokens for b in draft.blocks} | {pages})
-        for cut in [*cuts, match.pages]:  # a prefix must end wherever a checkpoint or the new pages hang
-            while cut <= match.pages and self._cut_at(match.nodes, cut, span):
-                match = ledger.index.match(namespace, tokens)
+        # A prefix must end wherever a checkpoint or the new pages hang. Every round looks at all of them anew: while it
+        # waited for a busy prefix, another commit may have made the match longer.
+        while any(self._cut_at(match.nodes, cut, span) for cut in (*cuts, match.pages) if cut <= match.pages):
+            match = ledger.index.match(namespace, tokens)
         self._trim(draft, match.pages)
         self._refresh(draft, cause, span)
         draft.published = True
@@ -224,6 +234,8 @@ class Publisher:
             if node.record.state is State.NEW:
                 node.record.refresh()
                 ledger.move(node, State.FULL, cause, parent=span)
+            elif added and not node.record.busy:
+                ledger.settle(node, cause, parent=span)  # a checkpoint computed again may have made it whole
         ledger.touch(path, ledger.clock.monotonic_ns())
         new_pages = pages - match.pages
         ledger.counters.commits += 1
@@ -273,8 +285,8 @@ class Publisher:
             page = boundary // self._page_tokens
             node = by_end[page]
             held = node.record.checkpoints.get(boundary)
-            if held is not None and held.on_gpu:
-                for copy in blocks.values():
+            if held is not None and (held.on_gpu or node.record.busy):
+                for copy in blocks.values():  # there already, or being copied by another thread right now
                     self._tiers.free_slots(Tier.GPU, copy)
                 self._ledger.checkpoints.touch((node, boundary))
                 continue
@@ -288,7 +300,7 @@ class Publisher:
 
     def _refresh(self, draft: _Draft, cause: CauseOf, span: SpanContext) -> None:
         """Replace what was damaged or off the GPU by the bytes just computed."""
-        for node, n_pages, copies in draft.refreshed:
+        for node, _, n_pages, copies in draft.refreshed:
             record = node.record
             if node.parent is None or record.n_pages != n_pages or record.busy or (copies and record.resident):
                 for copy in copies.values():  # split, evicted or restored meanwhile
@@ -308,7 +320,7 @@ class Publisher:
         with self._ledger.lock:
             copies = [*draft.spans.values()]
             copies += [c for blocks in draft.blocks.values() for c in blocks.values()]
-            copies += [c for _, _, found in draft.refreshed for c in found.values()]
+            copies += [c for refresh in draft.refreshed for c in refresh.copies.values()]
             for copy in copies:
                 self._tiers.free_slots(Tier.GPU, copy)
             draft.spans, draft.blocks, draft.refreshed = {}, {}, []
