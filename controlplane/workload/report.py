@@ -110,6 +110,7 @@ def rows_of(report: Report, engine: Mapping[str, Any]) -> Iterator[tuple[str, st
     """The report as (group, what, value) rows of text, in the order people read them."""
     yield "requests", "served", f"{report.requests:,} in {report.wall_s:,.1f} s ({_rate(report):,.0f}/s)"
     yield from (("requests", name, f"{count:,}") for name, count in report.outcomes.most_common())
+    yield "hit rate", "of", f"{report.prompt_tokens:,} prompt tokens"
     yield "hit rate", "longest common prefix", _share(report, report.lcp_tokens)
     yield "hit rate", "usable", _share(report, report.usable_tokens)
     yield "hit rate", "net of replay", _share(report, report.usable_tokens - report.replay_tokens)
@@ -143,7 +144,7 @@ def _engine_rows(engine: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _share(report: Report, tokens: int) -> str:
-    return f"{report.ratio(tokens):.2%} ({tokens:,} of {report.prompt_tokens:,} tokens)"
+    return f"{report.ratio(tokens):6.2%}  {tokens:,} tokens"
 
 
 def _rate(report: Report) -> float:
