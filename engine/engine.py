@@ -65,12 +65,13 @@ class CacheEngine:
         span_processors: Sequence[SpanProcessor] = (),
         meter_provider: MeterProvider | None = None,
         resource: Resource | None = None,
+        boot_id: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.spec = spec
         self.config = config
         self.id = config.engine_id
-        self.boot_id = uuid.uuid4().hex
+        self.boot_id = boot_id or uuid.uuid4().hex  # one given: the exporters already speak under it
         clock = clock or SystemClock()
         layouts = layouts_of(spec)
         tiers = Tiers(

@@ -165,9 +165,8 @@ def _start_engine(config: HostConfig, parts: ExitStack) -> CacheEngine:
         span_processors=export.span_processors,
         meter_provider=export.meter_provider,
         resource=export.resource,
+        boot_id=boot_id,
     )
-    # Exporters are older than the engine they speak for; agent, spans and metrics must name the same boot.
-    engine.boot_id = boot_id
     parts.callback(engine.close)
     return engine
 

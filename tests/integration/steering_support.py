@@ -27,7 +27,7 @@ from controlplane.store import Store, upgrade
 from controlplane.store.models import Engine, MetricPoint, Prefix
 from engine.errors import ConfigError, EngineError
 
-OPERATOR = Principal("olga", Role.OPERATOR)
+OPERATOR = Principal("test-operator", Role.OPERATOR)
 NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
 ENGINE = "engine-1"
 PATIENCE_SECONDS = 30.0
