@@ -100,7 +100,8 @@ CSS = """
 [data-testid="stMetricValue"] {font-size: 1.55rem;}
 [data-testid="stAppDeployButton"] {display: none;}
 .st-key-attention [data-testid="stVerticalBlock"], .st-key-attention {gap: .35rem;}
-.st-key-attention [data-testid="stMarkdownContainer"] {margin-bottom: 0;}
+.st-key-attention [data-testid="stMarkdownContainer"], .st-key-attention [data-testid="stCaptionContainer"] {
+  margin-bottom: 0;}
 .st-key-attention p {margin-bottom: 0; line-height: 1.35;}
 .kv-line {font-size: .86rem; opacity: .86; line-height: 1.5;}
 .kv-line b {font-weight: 600;}

@@ -139,6 +139,6 @@ def gap_causes(requests: pd.DataFrame, most: int = 8) -> go.Figure:
     figure.update_layout(height=max(150, 60 + 34 * len(gaps)), margin={"l": 8, "r": 8, "t": 10, "b": 8}, bargap=0.35)
     figure.update_xaxes(title_text="tokens found but not used", tickformat=",.3~s", automargin=True)
     # Text stands outside the bars, where it is readable on every colour: leave it room.
-    figure.update_xaxes(range=[0, float(gaps["tokens"].max()) * 1.5 if len(gaps) else 1])
+    figure.update_xaxes(range=[0, float(gaps["tokens"].max()) * 1.85 if len(gaps) else 1])
     figure.update_yaxes(automargin=True, title_text="")
     return figure

@@ -9,7 +9,21 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from dashboard.charts.base import add_line, add_marks, byte_axis, time_figure
-from dashboard.theme import BLUE, GREEN, GREY, GRID, MODES, ORANGE, TIERS, VERMILLION, Look, nth_look, tier_look
+from dashboard.theme import (
+    BLUE,
+    GREEN,
+    GREY,
+    GRID,
+    MODES,
+    ORANGE,
+    RULE,
+    TIERS,
+    VALIDATIONS,
+    VERMILLION,
+    Look,
+    nth_look,
+    tier_look,
+)
 from dashboard.wording import bytes_text
 
 _PARTS = (
@@ -17,6 +31,12 @@ _PARTS = (
     ("live_bytes", Look(label="live", color=GREEN)),
     ("free_bytes", Look(label="free", color="rgba(128,132,140,0.35)", symbol="/")),
 )
+
+
+def _pattern(look: Look) -> dict[str, Any]:
+    """A bar's pattern over its colour, so that bars differ without colour too."""
+    shape = look.symbol if look.symbol in ("x", "/", ".") else ""
+    return {"shape": shape, "fillmode": "overlay", "fgcolor": RULE, "fgopacity": 0.6, "size": 7, "solidity": 0.2}
 
 
 def fragmentation(points: pd.DataFrame, marks: pd.DataFrame) -> go.Figure:
@@ -52,7 +72,7 @@ def tier_fill(tiers: Mapping[str, Mapping[str, Any]]) -> go.Figure:
                 x=shares,
                 name=look.label,
                 orientation="h",
-                marker={"color": look.color, "pattern": {"shape": look.symbol if look.symbol in "x/" else ""}},
+                marker={"color": look.color, "pattern": _pattern(look)},
                 text=[bytes_text(size) if share > 0.06 else "" for size, share in zip(sizes, shares, strict=True)],
                 textposition="inside",
                 insidetextanchor="middle",
@@ -63,10 +83,10 @@ def tier_fill(tiers: Mapping[str, Mapping[str, Any]]) -> go.Figure:
     figure.update_layout(
         barmode="stack",
         height=80 + 46 * max(1, len(names)),
-        margin={"l": 8, "r": 8, "t": 30, "b": 8},
+        margin={"l": 8, "r": 28, "t": 30, "b": 8},
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "traceorder": "normal"},
     )
-    figure.update_xaxes(tickformat=".0%", range=[0, 1], gridcolor=GRID)
+    figure.update_xaxes(tickformat=".0%", range=[0, 1], dtick=0.25, gridcolor=GRID)
     return figure
 
 
@@ -105,7 +125,8 @@ def validation_verdicts(rollups: pd.DataFrame) -> go.Figure:
         "fail": Look(label="fail", color=VERMILLION, symbol="x"),
         "not_applicable": Look(label="not applicable", color="rgba(128,132,140,0.45)", symbol="."),
     }
-    names = sorted(set(rollups["validation"]), reverse=True)
+    seen = set(rollups["validation"])
+    names = [name for name in (*VALIDATIONS, *sorted(seen - set(VALIDATIONS))) if name in seen][::-1]
     totals = rollups.groupby("validation")["count"].sum()
     figure = go.Figure()
     for verdict, look in looks.items():
@@ -118,7 +139,7 @@ def validation_verdicts(rollups: pd.DataFrame) -> go.Figure:
                 x=[float(counts[name]) / float(totals[name]) for name in names],
                 name=look.label,
                 orientation="h",
-                marker={"color": look.color, "pattern": {"shape": look.symbol if look.symbol in "/x." else ""}},
+                marker={"color": look.color, "pattern": _pattern(look)},
                 customdata=[float(counts[name]) for name in names],
                 hovertemplate="%{customdata:,.0f} (%{x:.2%})<extra>" + look.label + "</extra>",
             )
@@ -126,9 +147,9 @@ def validation_verdicts(rollups: pd.DataFrame) -> go.Figure:
     figure.update_layout(
         barmode="stack",
         height=90 + 36 * max(1, len(names)),
-        margin={"l": 8, "r": 8, "t": 30, "b": 8},
+        margin={"l": 8, "r": 28, "t": 30, "b": 8},
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "traceorder": "normal"},
     )
-    figure.update_xaxes(tickformat=".0%", range=[0, 1], gridcolor=GRID)
+    figure.update_xaxes(tickformat=".0%", range=[0, 1], dtick=0.25, gridcolor=GRID)
     figure.update_yaxes(automargin=True)
     return figure

@@ -21,8 +21,8 @@ def page() -> None:
     st.subheader("Memory")
     _engine_actions()
     follow.tray()
-    live(_tiers)
     live(_over_time)
+    live(_tiers)
 
 
 def _engine_actions() -> None:

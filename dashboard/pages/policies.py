@@ -14,7 +14,7 @@ from controlplane.store.queries import PolicyRunView, PolicyView
 from dashboard import control, data, session
 from dashboard.components import notices, reason
 from dashboard.components.live import guarded
-from dashboard.wording import age_text, count_text, moment_text, seconds_text
+from dashboard.wording import age_text, bytes_text, count_text, moment_text, seconds_text
 
 
 def page() -> None:
@@ -44,8 +44,8 @@ def _policies() -> None:
 
 
 def _one(policy: PolicyView, runs: Sequence[PolicyRunView], *, may_act: bool) -> None:
-    title, last, act = st.columns([3, 4, 3], vertical_alignment="center")
-    state = "⏸ paused" if policy.paused else f"▶ every {seconds_text(policy.every_seconds)}"
+    title, last, act = st.columns([3, 3.2, 3.8], vertical_alignment="center")
+    state = "◌ paused" if policy.paused else f"▶ every {seconds_text(policy.every_seconds)}"
     title.markdown(f"**{policy.name}** {state}")
     title.caption(f"{policy.kind}: {inputs_text(policy.parameters) or 'no parameters'}")
     if runs:
@@ -111,11 +111,15 @@ def _run_rows(runs: Sequence[PolicyRunView]) -> pd.DataFrame:
 
 
 def inputs_text(values: Mapping[str, Any]) -> str:
-    """Named values in one line: whole numbers with separators, ratios with three digits."""
+    """Named values in one line, each in its unit."""
     parts = []
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             text = json.dumps(value) if isinstance(value, list | dict) else "–" if value is None else str(value)
+        elif name.endswith("bytes"):
+            text = bytes_text(value)
+        elif name.endswith(("_seconds", "_s")):
+            text, name = seconds_text(value), name.removesuffix("_seconds").removesuffix("_s")
         else:
             text = count_text(value) if isinstance(value, int) else f"{value:,.3g}"
         parts.append(f"{name.replace('_', ' ')} {text}")

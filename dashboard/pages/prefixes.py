@@ -79,7 +79,7 @@ def _act(picked: Sequence[PrefixView]) -> None:
     if len(picked) == 1:
         one = picked[0]
         st.button(
-            f"Open {short_id(one.prefix_id)}",
+            f"Open prefix {short_id(one.prefix_id)}",
             icon=":material/open_in_full:",
             on_click=session.select_prefix,
             args=(one.engine_id, one.prefix_id),
@@ -97,10 +97,11 @@ def _rows(rows: Sequence[PrefixView]) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
-                "Prefix": short_id(row.prefix_id) + (" 📌" if row.pinned else ""),
+                "Prefix": short_id(row.prefix_id),
                 "Engine": row.engine_id,
                 "Namespace": row.namespace,
                 "State": state_text(row.state),
+                "Pinned": "◉ yes" if row.pinned else "",
                 "Tokens": row.tokens,
                 "GPU MiB": tables.mib(row.gpu_bytes),
                 "Host MiB": tables.mib(row.host_bytes),

@@ -1,0 +1,462 @@
+"""The dashboard in a real Chromium, over a real control plane: every page, in every state a person can meet.
+
+Screenshots go to tests/screenshots/ (git-ignored). A missing Chromium fails: a skipped look is no look.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect, sync_playwright
+from sqlalchemy import update
+from test_dashboard_seed import GONE, LIVE, STALE, prefix_id, seed
+
+from controlplane.api.app import create_app
+from controlplane.settings import Settings
+from controlplane.store import models as m
+from controlplane.store.session import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+SHOTS = ROOT / "tests" / "screenshots"
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+PATIENCE_MS = 30_000
+PAGES = ("Prefixes", "Validations", "Memory", "Caps and mode", "Policies", "Alerts", "Audit")
+
+# uvicorn's websocket support is imported lazily and warns about itself; Streamlit is another process.
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+
+class Deck:
+    """A control plane in a thread and a dashboard in a process, over one SQLite file."""
+
+    def __init__(self, folder: Path, **how: bool) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.api_port, self.port = _free_port(), _free_port()
+        url = f"sqlite:///{folder / 'kvdeck.sqlite3'}"
+        self.tokens = seed(url, dt.datetime.now(dt.UTC), **how)
+        self.environment = {
+            "KVDECK_DATABASE_URL": url,
+            "KVDECK_DATA_DIR": str(folder),
+            "KVDECK_API_PORT": str(self.api_port),
+            "KVDECK_DASHBOARD_PORT": str(self.port),
+            "KVDECK_ENGINE_STALE_SECONDS": "600",
+            "KVDECK_ENGINE_UNREACHABLE_SECONDS": "3600",
+        }
+        self.settings = Settings.from_environment(self.environment)
+        self.store = Store(url)
+        self._log = (folder / "streamlit.log").open("wb")
+        self.start_control_plane()
+        arguments = f"--server.address 127.0.0.1 --server.port {self.port} --server.headless true"
+        arguments += " --browser.gatherUsageStats false --server.fileWatcherType none"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "streamlit", "run", "dashboard/app.py", *arguments.split()],
+            cwd=ROOT,
+            env={**os.environ, **self.environment, "KVDECK_URL": self.settings.api_url},
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+        _wait_for(f"{self.address}/_stcore/health")
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start_control_plane(self) -> None:
+        app = create_app(self.settings, self.store)
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, host="127.0.0.1", port=self.api_port, log_level="warning", ws="none")
+        )
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        _wait_for(f"http://127.0.0.1:{self.api_port}/healthz")
+
+    def stop_control_plane(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=20)
+        assert not self._thread.is_alive()
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self.stop_control_plane()
+        self._process.terminate()
+        self._process.wait(timeout=20)
+        self._log.close()
+        self.store.dispose()
+
+
+class Visit:
+    """One tab that remembers what must not happen: console errors and requests to other hosts."""
+
+    def __init__(self, browser: Browser, deck: Deck, *, scheme: str = "light") -> None:
+        self.deck = deck
+        self.context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme=scheme)
+        self.page: Page = self.context.new_page()
+        self.page.set_default_timeout(PATIENCE_MS)
+        self.errors: list[str] = []
+        self.strangers: set[str] = set()
+        self.page.on("console", self._heard)
+        self.page.on("request", lambda request: self._requested(request.url))
+
+    def _heard(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self.errors.append(message.text)
+
+    def _requested(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https", "ws", "wss") and parts.hostname != "127.0.0.1":
+            self.strangers.add(url)
+
+    def sign_in(self, role: str, query: str = "") -> None:
+        self.page.goto(f"{self.deck.address}/{query}")
+        self.page.get_by_label("Token").fill(self.deck.tokens[role])
+        self.page.get_by_role("button", name="Sign in").click()
+        self.see("Needs attention")
+
+    def open(self, name: str) -> None:
+        self.page.get_by_test_id("stSidebarNav").get_by_text(name, exact=True).click()
+        self.page.wait_for_timeout(1500)
+        self.settle()
+
+    def settle(self) -> None:
+        """Until the script has run and every chart is drawn."""
+        expect(self.page.get_by_test_id("stStatusWidget")).to_have_count(0, timeout=PATIENCE_MS)
+        expect(self.page.get_by_test_id("stException")).to_have_count(0)
+
+    def see(self, text: str, *, exact: bool = False) -> Locator:
+        found = self.page.get_by_text(text, exact=exact).first
+        expect(found).to_be_visible(timeout=PATIENCE_MS)
+        return found
+
+    def see_chart(self, title: str) -> None:
+        self.see(title)
+        self.page.locator(".js-plotly-plot .main-svg").first.wait_for()
+
+    def pick_row(self, position: int) -> None:
+        """Tick a row of the first table: it is drawn on a canvas, so by place."""
+        canvas = self.page.get_by_test_id("stDataFrame").first
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        assert box is not None
+        self.page.mouse.click(box["x"] + 16, box["y"] + 35 + 35 * position + 17)
+        self.page.wait_for_timeout(1000)
+
+    def shoot(self, name: str) -> None:
+        """A screenshot of the whole page: Streamlit scrolls inside, so the window grows to its height."""
+        self.settle()
+        height = self.page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
+        self.page.set_viewport_size({"width": 1440, "height": min(max(900, int(height) + 20), 3200)})
+        self.page.wait_for_timeout(1200)
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=str(SHOTS / f"{name}.png"))
+        self.page.set_viewport_size({"width": 1440, "height": 900})
+
+    def leave(self) -> None:
+        self.context.close()
+        assert self.errors == []
+        assert self.strangers == set()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for(url: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            with urlopen(url, timeout=2) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            time.sleep(0.2)
+    raise AssertionError(f"{url} did not answer within {seconds:.0f} s")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = shutil.which("chromium")
+    assert path, "chromium is not installed: the dashboard cannot be looked at"
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def deck(tmp_path_factory) -> Iterator[Deck]:
+    made = Deck(tmp_path_factory.mktemp("deck"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def visit(browser, deck) -> Iterator[Visit]:
+    made = Visit(browser, deck)
+    yield made
+    made.leave()
+
+
+def test_a_wrong_token_is_refused_in_words(visit):
+    visit.page.goto(visit.deck.address)
+    visit.page.get_by_label("Token").fill("kvd_nonsense")
+    visit.page.get_by_role("button", name="Sign in").click()
+    visit.see("Not signed in")
+    visit.see("This token is not known here.")
+    visit.shoot("sign_in_refused")
+
+
+def test_a_one_time_link_signs_in_once_and_leaves_the_address(browser, deck):
+    first = Visit(browser, deck)
+    first.page.goto(f"{deck.address}/?token={deck.tokens['link']}")
+    first.see("Signed in as local operator (admin)")
+    assert "token=" not in first.page.url
+    first.leave()
+    second = Visit(browser, deck)
+    second.page.goto(f"{deck.address}/?token={deck.tokens['link']}")
+    second.see("This one-time link was already used.")
+    second.leave()
+
+
+def test_the_overview_says_first_what_needs_attention(visit):
+    visit.sign_in("operator")
+    visit.see("2 damaged prefixes in quarantine (checksum mismatch)")
+    visit.see(f"Engine {GONE} is unreachable")
+    visit.see(f"Engine {STALE} is stale")
+    visit.see(f"Engine {STALE} refuses part of revision 2")
+    for title in (
+        "Hit rate by object kind",
+        "Hit rate by serving state",
+        "lcp against usable",
+        "Why lcp was not all usable",
+        "Recovery failure rate",
+        "Tier I/O latency, p50 and p99",
+        "Fragmentation by page class",
+        "Mode",
+    ):
+        visit.see_chart(title)
+    expect(visit.page.locator(".js-plotly-plot .main-svg").first).to_be_visible()
+    visit.see("degrades above 20%")
+    visit.see("the window is stale")
+    visit.see("control plane up")
+    visit.see("data as of")
+    visit.shoot("overview")
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("Prefixes", ("60 of 60 prefixes",)),
+        ("Validations", ("How the five validations ended", "Last failed validations")),
+        ("Memory", ("Bytes in use by tier", "Page classes")),
+        ("Caps and mode", ("Refused: cap_gpu_bytes", "Review the change", "Revisions")),
+        ("Policies", ("degrade", "Last decisions", "Dry run")),
+        ("Alerts", ("damaged prefixes", "Acknowledge")),
+        ("Audit", ("Commands",)),
+    ],
+)
+def test_every_page_shows_what_is_there(visit, name, texts):
+    visit.sign_in("operator")
+    visit.open(name)
+    for text in texts:
+        visit.see(text)
+    visit.shoot(name.split()[0].lower())
+
+
+def test_the_pages_are_readable_in_the_dark(browser, deck):
+    dark = Visit(browser, deck, scheme="dark")
+    dark.sign_in("operator")
+    dark.see_chart("Recovery failure rate")
+    dark.shoot("overview_dark")
+    dark.open("Memory")
+    dark.shoot("memory_dark")
+    dark.leave()
+
+
+def test_filters_are_in_the_address_and_stay_from_page_to_page(visit):
+    visit.sign_in("viewer", f"?engine={LIVE}&range=6h&ns=tenant-a")
+    for name in ("Prefixes", "Memory"):
+        visit.open(name)
+        for part in (f"engine={LIVE}", "range=6h", "ns=tenant-a"):
+            assert part in visit.page.url
+    visit.page.get_by_text("24h", exact=True).click()
+    visit.page.wait_for_url("**range=24h**")
+
+
+def test_a_viewer_sees_no_buttons_that_act(visit):
+    visit.sign_in("viewer")
+    for name in PAGES:
+        visit.open(name)
+        for label in ("Evict", "Warm", "Pin", "Run now", "Dry run", "Acknowledge", "Review the change", "Roll back"):
+            expect(visit.page.get_by_role("button", name=label)).to_have_count(0)
+    visit.open("Prefixes")
+    visit.pick_row(0)
+    visit.see("Open prefix")
+    expect(visit.page.get_by_role("button", name="Evict")).to_have_count(0)
+
+
+def test_one_prefix_shows_its_life_and_what_went_wrong(visit):
+    visit.sign_in("operator")
+    visit.open("Prefixes")
+    visit.page.get_by_placeholder("start of an id, or part of a namespace").fill(prefix_id(7)[:10])
+    visit.page.keyboard.press("Enter")
+    visit.see("1 of 1 prefix")
+    visit.pick_row(0)
+    visit.page.get_by_role("button", name="Open prefix").click()
+    visit.see("Objects by kind and tier")
+    visit.see_chart("Versions")
+    visit.see("✖ QUARANTINED")
+    visit.see("Failed validations")
+    visit.shoot("prefix")
+
+
+def test_evicting_shows_the_blast_radius_asks_why_and_follows_to_the_outcome(visit):
+    visit.sign_in("operator")
+    visit.open("Prefixes")
+    visit.pick_row(0)
+    visit.page.get_by_role("button", name="Evict", exact=True).click()
+    dialog = visit.page.get_by_role("dialog")
+    expect(dialog.get_by_text("Prefixes touched")).to_be_visible()
+    visit.page.wait_for_timeout(6000)  # a refresh of the page behind must not close the dialog
+    dialog.get_by_role("button", name="Evict 1 prefix").click()
+    expect(dialog.get_by_text("Write a reason first")).to_be_visible()
+    visit.shoot("evict_dialog")
+    dialog.get_by_label("Reason").fill("make room for tenant-a")
+    dialog.get_by_role("button", name="Evict 1 prefix").click()
+    expect(dialog.get_by_text("Waiting for the engine to fetch it")).to_be_visible()
+    _engine_reports(visit.deck, "running", progress={"done": 1, "total": 2})
+    expect(dialog.get_by_text("1 of 2")).to_be_visible(timeout=PATIENCE_MS)
+    _engine_reports(visit.deck, "succeeded", outcome={"evicted": 1, "bytes": 1 << 20, "refused": []})
+    expect(dialog.get_by_text("evicted 1, 1.0 MiB")).to_be_visible(timeout=PATIENCE_MS)
+    visit.shoot("evict_done")
+
+
+def _engine_reports(deck: Deck, status: str, **values: object) -> None:
+    """What an engine's agent would make of the newest command."""
+    ended = dt.datetime.now(dt.UTC) if status == "succeeded" else None
+    with deck.store.write() as session:
+        session.execute(
+            update(m.Command)
+            .where(m.Command.reason == "make room for tenant-a")
+            .values(status=status, finished_at=ended, **values)
+        )
+
+
+def test_caps_show_the_diff_ask_why_and_watch_until_engines_have_them(visit):
+    visit.sign_in("operator")
+    visit.open("Caps and mode")
+    visit.page.get_by_label("Prefixes", exact=True).fill("5,000")
+    visit.page.get_by_label("Host bytes").fill("32 GiB")
+    visit.page.get_by_role("button", name="Review the change").click()
+    dialog = visit.page.get_by_role("dialog")
+    expect(dialog.get_by_text("on top of revision")).to_be_visible()
+    visit.shoot("caps_review")
+    dialog.get_by_label("Reason").fill("twice the traffic is expected")
+    dialog.get_by_role("button", name="Apply").click()
+    visit.see("Applying revision")
+    visit.see(f"{LIVE} waiting: still runs revision")
+    with visit.deck.store.write() as session:
+        session.execute(update(m.Engine).where(m.Engine.id == LIVE).values(observed_revision=99))
+    visit.see(f"{LIVE} applied: runs revision 99")
+    visit.see(f"{GONE} silent")
+    visit.shoot("caps_applying")
+
+
+def test_with_the_control_plane_down_the_pages_still_read_and_say_so(browser, tmp_path):
+    deck = Deck(tmp_path / "down")
+    visit = Visit(browser, deck)
+    try:
+        visit.sign_in("operator")
+        deck.stop_control_plane()
+        visit.see("The control plane is unreachable.")
+        visit.see("control plane unreachable")
+        visit.see_chart("Hit rate by object kind")
+        for name in PAGES:
+            visit.open(name)
+            visit.see("The control plane is unreachable.")
+        visit.open("Overview")
+        visit.shoot("control_plane_down")
+        deck.start_control_plane()
+        visit.see("control plane up")
+    finally:
+        visit.leave()
+        deck.close()
+
+
+def test_with_the_database_gone_no_number_is_shown_and_it_looks_different(browser, tmp_path):
+    folder = tmp_path / "unreadable"
+    deck = Deck(folder)
+    visit = Visit(browser, deck)
+    try:
+        visit.sign_in("operator")
+        with deck.store.write() as session:
+            session.connection().exec_driver_sql("ALTER TABLE alembic_version RENAME TO gone")
+            session.connection().exec_driver_sql("ALTER TABLE prefixes RENAME TO gone_too")
+        visit.see("control plane: database unreadable")
+        visit.open("Prefixes")
+        visit.see("The database has another schema")
+        visit.shoot("database_unreadable")
+    finally:
+        visit.leave()
+        deck.close()
+
+
+def test_before_the_first_engine_every_page_says_what_will_appear(browser, tmp_path):
+    deck = Deck(tmp_path / "empty", rows=False)
+    visit = Visit(browser, deck)
+    try:
+        visit.sign_in("admin")
+        visit.see("No engine has registered yet")
+        visit.see("no engine has registered")
+        visit.shoot("overview_empty")
+        expected = (
+            "No prefixes yet",
+            "Nothing is damaged",
+            "No engine",
+            "No revision yet",
+            "No policies yet",
+            "No alert",
+        )
+        for name, text in zip(PAGES, (*expected, "No commands yet"), strict=True):
+            visit.open(name)
+            visit.see(text)
+            visit.shoot(f"{name.split()[0].lower()}_empty")
+    finally:
+        visit.leave()
+        deck.close()
+
+
+def test_when_every_engine_is_silent_the_numbers_are_called_old(browser, tmp_path):
+    deck = Deck(tmp_path / "stale", all_stale=True)
+    visit = Visit(browser, deck)
+    try:
+        visit.sign_in("viewer")
+        visit.see(f"{LIVE} stale, 20 min ago")
+        visit.open("Memory")
+        visit.see("stale: these are its last known numbers.")
+        visit.shoot("memory_stale")
+    finally:
+        visit.leave()
+        deck.close()
