@@ -180,6 +180,15 @@ class Tiers:
         ids = np.frombuffer(tokens, dtype=np.int32)
         return transfer.run(transfer.write, data.numel(), lambda: disk.publish(name, header, data, sums, ids))
 
+    def sync_disk(self) -> bool:
+        """Make what was written last survive a power cut. False: the device failed."""
+        transfer, disk = self.io[Tier.DISK], self._disk()
+        try:
+            transfer.run(transfer.write, 0, disk.sync_folder)
+        except TierUnavailable:
+            return False
+        return True
+
     def estimate_s(self, tier: Tier, n_bytes: int) -> float:
         return self.io[tier].read.estimate_s(n_bytes, DEFAULT_BYTES_PER_S[tier])
 

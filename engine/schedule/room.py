@@ -304,7 +304,8 @@ class Room:
             while walk is not None and walk.parent is not None:
                 path.append(walk)
                 walk = walk.parent
-        return all(self._write_objects(step, node, may_evict) for step in reversed(path))
+        # The names are made lasting before the caller frees anything that these files replace.
+        return all(self._write_objects(step, node, may_evict) for step in reversed(path)) and self._tiers.sync_disk()
 
     def _write_objects(self, node: PrefixNode, wanting: PrefixNode, may_evict: bool) -> bool:
         ledger = self._ledger
