@@ -102,7 +102,13 @@ class CacheEngine:
         self._pump = Pump(self._ring, span_processors, resource or self._resource(), clock) if config.spans else None
         if meter_provider is not None:
             EngineMetrics(meter_provider, self._ledger, self._queues, lambda: self._mode)
-        self.adoption: Adoption = self._adopter.adopt()
+        try:
+            self.adoption: Adoption = self._adopter.adopt()
+        except BaseException:  # an unreadable folder: no thread and no lock may outlive the failed start
+            self._closed = True
+            self._queues.close()
+            self._let_go()
+            raise
 
     def _resource(self) -> Resource:
         return Resource.create(
@@ -273,6 +279,9 @@ class CacheEngine:
                 self._ledger.leases.release(lease)
         self._adopter.persist(self.config.persist_s)
         self._tiers.sweep()
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._pump is not None:
             self._pump.close()
         if self._tiers.disk is not None:

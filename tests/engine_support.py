@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
-from engine import CacheEngine, CommandOutcome, CommandRequest, EngineConfig, preset
+from engine import CacheEngine, CommandOutcome, CommandRequest, EngineConfig, preset, preset_names
 from engine.clock import ManualClock
 from engine.integrations.synthetic import SyntheticModel
 from engine.memory.arena import Arena
 from engine.schedule.publish import CommitResult
 
 POISON = 0xAA
+SMALL = tuple(name for name in preset_names() if name.startswith("small"))
 SLAB_BYTES = 32 << 10
 GENEROUS_S = 3600.0
 """A deadline no plan misses: the tests are about what is served, not about speed."""

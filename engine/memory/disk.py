@@ -86,7 +86,7 @@ class DiskTier:
     def next_name(self, header: ObjectHeader) -> str:
         """A name no other file has; called under the engine lock."""
         self._serial += 1
-        return f"{header.prefix_id}-{header.kind}-{header.boundary}-{header.written_ns:x}-{self._serial}.safetensors"
+        return f"{_stem(header)}{self._serial}.safetensors"
 
     def publish(
         self, name: str, header: ObjectHeader, pages: torch.Tensor, sums: PageSums, tokens: npt.NDArray[np.int32]
@@ -137,7 +137,9 @@ class DiskTier:
             raise CorruptObject(
                 f"{file.name}: the file is gone; something other than this engine removed it"
             ) from error
-        return diskfile.decode(raw, file.name)
+        stored = diskfile.decode(raw, file.name)
+        _check_name(file.name, stored.header)
+        return stored
 
     # -- removing ---------------------------------------------------------------------------------------------------
 
@@ -173,7 +175,7 @@ class DiskTier:
 
         Temporary files are leftovers of a crash before publication: deleted. Page bytes are proven on restore.
         """
-        for path in sorted(self._objects.iterdir()):
+        for path in sorted(p for p in self._objects.iterdir() if not p.is_dir()):
             if path.suffix == ".tmp":
                 path.unlink()
                 continue
@@ -181,6 +183,7 @@ class DiskTier:
             file = DiskFile(name=path.name, file_bytes=size, n_pages=0, live_pages=0)
             try:
                 header, tokens = _read_identity(path, size)
+                _check_name(path.name, header)
             except CorruptObject as error:
                 self.quarantine(file)
                 yield error
@@ -193,7 +196,7 @@ class DiskTier:
     def violations(self) -> list[str]:
         """Files on disk and files in the books must be the same set, and bytes must add up."""
         found = []
-        there = {p.name for p in self._objects.iterdir() if p.suffix != ".tmp"}
+        there = {p.name for p in self._objects.iterdir() if p.suffix != ".tmp" and not p.is_dir()}
         if leaked := there - self.files.keys():
             found.append(f"disk: {len(leaked)} files nobody refers to, e.g. {min(leaked)}")
         counted = sum(f.file_bytes for f in self.files.values())
@@ -201,6 +204,16 @@ class DiskTier:
             found.append(f"disk: {self.used_bytes:,} bytes counted, files have {counted:,}")
         odd = [f for f in self.files.values() if not 0 < f.live_pages <= f.n_pages]
         return found + [f"disk: {f.name} has {f.live_pages} live of {f.n_pages} pages" for f in odd]
+
+
+def _stem(header: ObjectHeader) -> str:
+    return f"{header.prefix_id}-{header.kind}-{header.boundary}-{header.written_ns:x}-"
+
+
+def _check_name(name: str, header: ObjectHeader) -> None:
+    """A file can be whole and yet the wrong one, when somebody renamed or restored files: the books go by name."""
+    if not name.startswith(_stem(header)):
+        raise CorruptObject(f"{name}: it holds another object, {_stem(header).removesuffix('-')}")
 
 
 def _read_identity(path: Path, size: int) -> tuple[ObjectHeader, npt.NDArray[np.int32]]:

@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from engine_support import fork, prompt
-
-SMALL = (
-    "small-deepseek-v4",
-    "small-deepseek-v3.2",
-    "small-gemma-3",
-    "small-gpt-oss",
-    "small-qwen3-next",
-    "small-llama",
-)
+from engine_support import SMALL, fork, prompt
 
 
 @pytest.mark.parametrize("name", SMALL)
