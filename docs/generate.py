@@ -1,0 +1,135 @@
+"""Writes the parts of docs/reference that come from the code: `python docs/generate.py`. A test compares them."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+REFERENCE = Path(__file__).parent / "reference"
+HEAD = "<!-- Written by docs/generate.py from the code. Change the code, then run it again. -->\n\n"
+
+
+def states() -> str:
+    """The state machine of a prefix, drawn and in full."""
+    from engine.consistency.state import TRANSITIONS, Cause, State
+
+    lines = ["# States of a prefix", "", "Every transition adds one to the prefix's version and is one span.", ""]
+    lines += ["```mermaid", "stateDiagram-v2", f"    [*] --> {State.FULL}: commit"]
+    drawn = {(str(a), str(b)): causes for (a, b), causes in TRANSITIONS.items() if a is not State.NEW}
+    for (before, after), causes in drawn.items():
+        target = "[*]" if after == State.EVICTED else after
+        lines.append(f"    {before} --> {target}: {', '.join(sorted(causes)[:3])}{', ...' if len(causes) > 3 else ''}")
+    lines += ["```", "", "| from | to | causes |", "|---|---|---|"]
+    for (before, after), causes in TRANSITIONS.items():
+        lines.append(f"| {before} | {after} | {', '.join(sorted(causes))} |")
+    lines += ["", f"Causes: {', '.join(Cause)}.", ""]
+    return "\n".join(lines)
+
+
+def errors() -> str:
+    """Error codes of the engine and kinds of the control plane; the docstrings are the operator's text."""
+    from controlplane.errors import ControlPlaneError
+    from engine import engine as _loads_every_engine_module  # noqa: F401
+    from engine.errors import EngineError
+
+    lines = ["# Errors", "", "## Engine", "", "| code | meaning and what to do |", "|---|---|"]
+    lines += [f"| `{e.code}` | {_one_line(e)} |" for e in sorted(_tree(EngineError), key=lambda e: e.code)]
+    lines += ["", "## Control plane", "", 'Bodies are `{"error": {"code", "message", "hint"}}`.', ""]
+    lines += ["| kind | HTTP status | meaning |", "|---|---|---|"]
+    for error in sorted(_tree(ControlPlaneError), key=lambda e: (e.status, e.__name__)):
+        if error.__module__ == "controlplane.errors":
+            lines.append(f"| {error.__name__} | {error.status} | {_one_line(error)} |")
+    return "\n".join([*lines, ""])
+
+
+def validations() -> str:
+    """The five validations, verdicts and reason codes."""
+    from engine.schedule.validation import REASONS, Validation, Validator, Verdict
+
+    lines = ["# Validations", "", "Nothing is a hit until all five pass or do not apply, after recovery.", ""]
+    lines += ["| validation | passes when |", "|---|---|"]
+    for validation in Validation:
+        lines.append(f"| `{validation}` | {_one_line(getattr(Validator, validation.value))} |")
+    lines += ["", f"Verdicts: {', '.join(f'`{v}`' for v in Verdict)}.", "", "| reason | meaning |", "|---|---|"]
+    lines += [f"| `{reason}` | {text} |" for reason, text in REASONS.items()]
+    return "\n".join([*lines, ""])
+
+
+def settings() -> str:
+    """Environment variables of the control plane and fields of the engine's configuration."""
+    from controlplane.settings import Settings
+    from engine.config import EngineConfig
+
+    lines = ["# Settings", "", "## Control plane: environment variables", "", "| variable | default |", "|---|---|"]
+    required = "from KVDECK_DATA_DIR"
+    for field in fields(Settings):
+        default = field.default if isinstance(field.default, (str, int, float)) else required
+        lines.append(f"| `KVDECK_{field.name.upper()}` | {default!r} |")
+    lines += [
+        "",
+        "The command line reads `KVDECK_URL` (where the control plane is) and `KVDECK_TOKEN` (who you are).",
+        "",
+    ]
+    lines += ["## Engine: `EngineConfig`", "", "| field | default |", "|---|---|"]
+    for field in fields(EngineConfig):
+        default = "{}" if field.name == "labels" else field.default
+        lines.append(f"| `{field.name}` | {default!r} |")
+    return "\n".join([*lines, ""])
+
+
+def commands() -> str:
+    """The verbs of the command line with their options."""
+    import typer
+
+    from controlplane.cli.exits import Exit
+    from controlplane.cli.main import app
+
+    lines = ["# Command line", "", f"Exit codes: {', '.join(f'{int(e)} {e.name.lower()}' for e in Exit)}.", ""]
+    root = typer.main.get_command(app)
+    for name, command in sorted(_leaves(root, "kvdeck")):
+        lines += [f"## {name}", "", (command.help or "").strip(), ""]
+        options = [p for p in command.params if p.name != "help"]
+        if options:
+            lines += ["| option | meaning |", "|---|---|"]
+            for option in options:
+                flags = ", ".join(f"`{o}`" for o in [*option.opts, *option.secondary_opts])
+                meaning = " ".join((getattr(option, "help", "") or "").split())
+                lines.append(f"| {flags} | {meaning} |")
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _leaves(command: object, path: str) -> list[tuple[str, object]]:
+    children = getattr(command, "commands", None)
+    if children is None:
+        return [(path, command)]
+    return [leaf for name, child in children.items() for leaf in _leaves(child, f"{path} {name}")]
+
+
+def _tree(root: type) -> set[type]:
+    return {root}.union(*(_tree(child) for child in root.__subclasses__()))
+
+
+def _one_line(thing: object) -> str:
+    return " ".join((inspect.getdoc(thing) or "").split())
+
+
+PAGES = {
+    "states.md": states,
+    "errors.md": errors,
+    "validations.md": validations,
+    "settings.md": settings,
+    "commands.md": commands,
+}
+
+
+def main() -> None:
+    for name, page in PAGES.items():
+        (REFERENCE / name).write_text(HEAD + page(), encoding="utf-8")
+        sys.stdout.write(f"docs/reference/{name}\n")
+
+
+if __name__ == "__main__":
+    main()
