@@ -20,7 +20,7 @@ from controlplane.settings import Settings
 DEFAULT_DATA_DIR = Path("var")
 DEFAULT_URL = "http://127.0.0.1:8410"
 OPERATOR_TOKEN = "operator.token"
-LONG_COLUMNS = frozenset({"why", "summary", "outcome", "document", "reason", "namespace"})
+LONG_COLUMNS = frozenset({"why", "summary", "outcome", "document", "reason", "namespace", "model"})
 SHORT_ID = 16
 
 Url = Annotated[str, typer.Option("--url", envvar="KVDECK_URL", help="The control plane.")]
@@ -82,7 +82,8 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
     table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for column in columns:
         # Only what may be long is folded: an id or a number in two lines cannot be read or copied.
-        table.add_column(column, overflow="fold", no_wrap=column not in LONG_COLUMNS)
+        is_long = column in LONG_COLUMNS
+        table.add_column(column, overflow="fold", no_wrap=not is_long, min_width=8 if is_long else None)
     count = 0
     for row in rows:
         table.add_row(*(as_text(cell) for cell in row))

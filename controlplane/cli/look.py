@@ -98,13 +98,16 @@ def prefixes(
     if as_json:
         show_json(page)
         return
-    columns = ("prefix", "state", "v", "tokens", "gpu", "host", "disk", "served", "pinned", "namespace", "engine")
-    show_table(f"Prefixes ({len(page['rows'])} of {page['total']})", columns, (_prefix_row(p) for p in page["rows"]))
+    columns = ("prefix", "state", "tokens", "gpu", "host", "disk", "served", "pinned", "namespace", "engine")
+    rows = [_prefix_row(prefix) for prefix in page["rows"]]
+    shown = len(columns) if len({row[-1] for row in rows}) > 1 else len(columns) - 1  # one engine needs no column
+    title = f"Prefixes ({len(rows)} of {page['total']})"
+    show_table(title, columns[:shown], (row[:shown] for row in rows))
 
 
 def _prefix_row(prefix: dict[str, Any]) -> tuple[Any, ...]:
     held = (as_bytes(prefix["gpu_bytes"]), as_bytes(prefix["host_bytes"]), as_bytes(prefix["disk_bytes"]))
-    names = (prefix["prefix_id"][:SHORT_ID], prefix["state"], prefix["version"], prefix["tokens"])
+    names = (prefix["prefix_id"][:SHORT_ID], prefix["state"], prefix["tokens"])
     use = (prefix["tokens_served"], prefix["pinned"], prefix["namespace"])
     return (*names, *held, *use, prefix["engine_id"])
 

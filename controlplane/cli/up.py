@@ -39,7 +39,7 @@ LEAST_FREE_BYTES = 1 << 30
 READY_SECONDS = 120.0
 LOOK_EVERY_SECONDS = 0.2
 ENGINE_PATIENCE_SECONDS = 12.0  # the engine writes prefixes to disk for up to 5 s and then flushes its spans
-SERVER_PATIENCE_SECONDS = 4.0
+SERVER_PATIENCE_SECONDS = 3.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
