@@ -33,13 +33,12 @@ def draw() -> None:
     person, chosen = session.person(), session.filters()
     if person is None:
         return
-    scopes = [None, *(engine.view.id for engine in data.engines(person.role))]
+    scopes = [session.ALL, *(engine.view.id for engine in data.engines(person.role))]
     with st.container(border=True):
         st.markdown("**Change**")
         preset = scopes.index(chosen.engine) if chosen.engine in scopes else 0
-        scope = st.selectbox(
-            "For", scopes, index=preset, format_func=lambda name: name or "every engine", key="kv_desired_scope"
-        )
+        name = st.selectbox("For", scopes, index=preset, format_func=_scope_text, key="kv_desired_scope")
+        scope = None if name == session.ALL else name
         mine = [row for row in data.revisions(person.role, scope) if row.engine_id == scope]
         document = mine[0].document if mine else {}
         revision = mine[0].revision if mine else 0
@@ -51,6 +50,10 @@ def draw() -> None:
         st.warning("Nothing is changed: the form says what is desired already.")
         return
     st.dialog("Review the change", width="large")(_review)(scope, revision, document, changes)
+
+
+def _scope_text(name: str) -> str:
+    return "every engine" if name == session.ALL else name
 
 
 def _fields(scope: str, revision: int, document: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -11,7 +11,13 @@ from controlplane.errors import ControlPlaneError, SchemaMismatch
 
 def empty(title: str, detail: str) -> None:
     """Nothing to show, and that is a fact rather than a fault."""
-    st.html(f'<div class="kv-empty"><b>{html.escape(title)}</b>{html.escape(detail)}</div>')
+    st.html(f'<div class="kv-empty"><b>{html.escape(title)}</b>{_with_code(detail)}</div>')
+
+
+def _with_code(text: str) -> str:
+    """Escaped text in which `commands` look like commands."""
+    parts = html.escape(text).split("`")
+    return "".join(f"<code>{part}</code>" if position % 2 else part for position, part in enumerate(parts))
 
 
 def database_unreadable(error: ControlPlaneError) -> None:
@@ -19,7 +25,7 @@ def database_unreadable(error: ControlPlaneError) -> None:
     schema = isinstance(error, SchemaMismatch)
     st.error(
         f"**{'The database has another schema' if schema else 'The database cannot be read'}.** {error.message} "
-        f"{error.hint} This page tries again by itself.",
+        f"{error.hint} Refresh reads it again.",
         icon=":material/schema:" if schema else ":material/database_off:",
     )
 

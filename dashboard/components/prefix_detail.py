@@ -43,7 +43,7 @@ def draw(engine: str, prefix_id: str) -> None:
 
 def _now(detail: PrefixDetail) -> None:
     now, row = utc_now(), detail.now
-    columns = st.columns(6)
+    columns = st.columns([1.9, 1, 1, 1.2, 1.2, 1])
     columns[0].metric("State", state_text(row.state))
     columns[1].metric("Version", f"{row.version:,}", help=f"of life {row.life}")
     columns[2].metric("Tokens", count_text(row.tokens), help=plural(row.pages, "page"))
@@ -108,7 +108,6 @@ def _history(detail: PrefixDetail) -> None:
             hide_index=True,
             key="versions_table",
             column_config=tables.trace_column(),
-            height=240,
         )
         if detail.versions_total > len(detail.versions):
             st.caption(f"The newest {len(detail.versions):,} of {detail.versions_total:,} versions.")

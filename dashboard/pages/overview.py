@@ -139,7 +139,7 @@ def _charts() -> None:
             lambda: hits.gap_causes(shown.requests),
             key="gap",
             note="Tokens found but not used in this time range, by reason.",
-            missing=None if len(lost) else "All that was found was used.",
+            missing=quiet or (None if len(lost) else "All that was found was used."),
         )
     _health_charts(person.role, shown, since, until)
 
