@@ -14,7 +14,7 @@ from engine.consistency.state import Cause
 from engine.errors import EngineError
 from engine.memory.holding import Tier
 from engine.schedule.ledger import Ledger, PrefixNode
-from engine.schedule.queues import Form, FormQueues
+from engine.schedule.queues import Form, FormQueues, QueueFull
 from engine.schedule.recovery import Recovery, RestoreJob
 from engine.schedule.reform import Reformed, Reformer
 from engine.telemetry.ring import SpanContext, new_span, parse_traceparent
@@ -88,7 +88,12 @@ class Commands:
         else:
             cause = Cause.POLICY if request.actor.startswith("policy:") else Cause.COMMAND
             why = CauseOf(cause, request.kind, span.hex_trace, span.hex_span, request.id)
-            outcome = run(request, why, span, progress)
+            try:
+                outcome = run(request, why, span, progress)
+            except BadCommand:
+                raise
+            except EngineError as error:  # a full queue, a tier that fails: nothing (more) was done
+                outcome = {"failed": [{"reason": error.code}]}
             found = CommandOutcome(status=_status(outcome), outcome=_with_reason(outcome))
         outcome = {**found.outcome, "trace_id": span.hex_trace, "span_id": span.hex_span}
         if ledger.ring.enabled:
@@ -137,8 +142,9 @@ class Commands:
             if item.children:
                 continue
             record = item.record
-            if record.leases or record.busy:
-                kept = "leased" if record.leases else "busy"
+            pinned = cause.cause is Cause.POLICY and record.pinned_until_ns > self._ledger.clock.wall_ns()
+            if record.leases or record.busy or pinned:  # a person may overrule a person's pin, a policy may not
+                kept = "leased" if record.leases else ("busy" if record.busy else "pinned")
                 continue
             freed += self._ledger.remove(item, cause, parent=span)
             n += 1
@@ -156,7 +162,11 @@ class Commands:
                 continue
             job, reason = self._restore_job(prefix_id, cause, span)
             if job is not None and job.steps:
-                found = self._run(Form.OFFLOADED, partial(self._recovery.run, job))
+                try:
+                    found = self._run(Form.OFFLOADED, partial(self._recovery.run, job))
+                except QueueFull as error:
+                    job.failure = error.code
+                    found = self._recovery.run(job)  # with a failure set it only undoes the marks
                 reason, moved = found.failure, moved + found.restored_bytes
             warmed += not reason
             if reason:
@@ -208,7 +218,8 @@ class Commands:
                 walk: PrefixNode | None = node
                 while walk is not None and walk.parent is not None:
                     below = max((c.record.pinned_until_ns for c in walk.children.values()), default=0)
-                    walk.record.pinned_until_ns = max(until_ns, below)
+                    own = walk.record.pinned_until_ns if until_ns and walk is not node else 0
+                    walk.record.pinned_until_ns = max(until_ns, below, own)
                     walk = walk.parent
                 done += 1
         return {"pinned" if until_ns else "unpinned": done, "refused": refused}
@@ -238,7 +249,10 @@ class Commands:
         refused: list[dict[str, str]] = []
         ids = _ids(request)
         for i, prefix_id in enumerate(ids):
-            found = self._run(form, partial(step, prefix_id))
+            try:
+                found = self._run(form, partial(step, prefix_id))
+            except EngineError as error:
+                found = Reformed(refused=error.code)
             done, moved = done + (not found.refused), moved + found.moved_bytes
             if found.refused:
                 refused.append({"prefix_id": prefix_id, "reason": found.refused})

@@ -24,7 +24,7 @@ from engine.consistency.lease import Lease
 from engine.consistency.prefix import CauseOf
 from engine.consistency.state import Cause
 from engine.desired import parse_desired
-from engine.errors import EngineError, StateMismatch
+from engine.errors import CorruptObject, EngineError, StateMismatch
 from engine.index.radix import TOKEN_BYTES
 from engine.memory.tiers import Tiers
 from engine.model.objects import ObjectKind, layouts_of
@@ -89,7 +89,7 @@ class CacheEngine:
         self._closed = False
         room = Room(self._ledger, config)
         self._queues = FormQueues(config.queue_bound, clock)
-        recovery = Recovery(self._ledger, room)
+        recovery = self._recovery = Recovery(self._ledger, room)
         validator = Validator(spec, layouts, sealed_on_commit=tiers.sealed_on_commit)
         planner = Planner(spec, layouts, tiers, validator, config, clock)
         self._server = Server(self._ledger, planner, recovery, self._queues, config, self)
@@ -187,6 +187,11 @@ class CacheEngine:
         try:
             spans, blocks = dict(lease.spans), dict(lease.blocks)
             loaded = self._tiers.load(lease.usable_tokens, lease.replay_tokens, self.spec.page_tokens, spans, blocks)
+        except CorruptObject:
+            with self._ledger.lock:
+                self._check_pointers(lease)  # freed under the copy: stale, not corrupt
+            self._recovery.prove_in_memory(lease.node)
+            raise
         finally:
             with self._ledger.lock:
                 lease.reading -= 1

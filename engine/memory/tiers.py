@@ -135,11 +135,17 @@ class Tiers:
         while self.damaged:
             self.disk.quarantine(self.damaged.popleft())
 
-    def put(self, copy: SlotCopy, data: torch.Tensor) -> None:
-        """Fill freshly taken GPU slots; bytes first, then checksums."""
+    def put(self, copy: SlotCopy, data: torch.Tensor, sums: PageSums | None = None) -> None:
+        """Fill freshly taken GPU slots; bytes first, then checksums: those they came with, or new ones."""
         self._stream.run(lambda: self.gpu.write(copy.page_class, copy.slots, data))
-        if self.sealed_on_commit:
+        if sums is not None:
+            copy.sums = sums
+        elif self.sealed_on_commit:
             copy.sums = page_sums(data)
+
+    def move_pages(self, page_class: str, old: Slots, new: Slots) -> None:
+        """Copy pages from one set of GPU slots to another."""
+        self._stream.run(lambda: self.gpu.write(page_class, new, self.gpu.read(page_class, old)))
 
     def gpu_bytes_on_host(self, copy: SlotCopy) -> tuple[torch.Tensor, PageSums]:
         """The GPU pages' bytes on the host, proven against their checksums, or given checksums if they had none."""
@@ -214,19 +220,24 @@ class Tiers:
         spans: dict[ObjectKind, list[Bound]],
         blocks: dict[ObjectKind, Bound],
     ) -> LoadedState:
-        """Contiguous tensors from bound pages: gathered, decoded, joined with the tail's unfinished page."""
+        """Contiguous tensors from bound pages: gathered, proven, decoded, joined with the tail's unfinished page.
+
+        Raises `CorruptObject` when a page in memory no longer matches its checksum (compared on a CPU; on a GPU pages
+        would have to be copied to the host for it). Returns when the copy is done, also on a GPU.
+        """
         entries: dict[SegmentKey, torch.Tensor] = {}
         for kind, bounds in spans.items():
             layout = self.layouts.of(kind)
             entries.update(join([unpack_pages(layout, data) for data in self._gather(bounds)]))
         boundary_tensors: dict[SegmentKey, torch.Tensor] = {}
         for kind, bound in blocks.items():
-            data = self.gpu.read(bound.pointer.page_class, bound.pointer.slots)
+            data = self._read_proven(bound.pointer.page_class, bound.pointer.slots, [bound])
             for key, tensor in unpack_block(self.layouts.of(kind), boundary, page_tokens, data).items():
                 if key.section != "entries":
                     boundary_tensors[key] = tensor
                 elif len(tensor):
                     entries[key] = torch.cat([entries[key], tensor])
+        self._stream.finish_reads()
         return LoadedState(
             boundary_tokens=boundary, replay_tokens=replay_tokens, entries=entries, boundary=boundary_tensors
         )
@@ -240,23 +251,33 @@ class Tiers:
     def _gather(self, bounds: Sequence[Bound]) -> list[torch.Tensor]:
         """Native pages [n, slot_bytes] of neighbouring pointers, one read for each run of the same form."""
         found = []
-        for meta, page_class_name, slots in _runs(bounds):
-            data = self.gpu.read(page_class_name, slots)
-            found.append(data if meta.codec == NATIVE else self.codecs[meta.codec].decode(data, meta))
+        for run in _runs(bounds):
+            first = run[0]
+            slots = np.concatenate([bound.pointer.slots for bound in run])
+            data = self._read_proven(first.pointer.page_class, slots, run)
+            coded = first.meta.codec != NATIVE
+            found.append(self.codecs[first.meta.codec].decode(data, first.meta) if coded else data)
         return found
+
+    def _read_proven(self, page_class: str, slots: Slots, bounds: Sequence[Bound]) -> torch.Tensor:
+        data = self.gpu.read(page_class, slots)
+        if self.sealed_on_commit and len(slots):
+            sums = [bound.sums for bound in bounds if bound.sums is not None]
+            if len(sums) == len(bounds):
+                self._proven("gpu", data, np.concatenate(sums))
+        return data
 
 
 def page_class(kind: ObjectKind, codec: str) -> str:
     return str(kind) if codec == NATIVE else f"{kind}+{codec}"
 
 
-def _runs(bounds: Sequence[Bound]) -> list[tuple[CodecMeta, str, Slots]]:
-    """Join the slots of neighbours that share a form. Error bounds may differ: they do not change how to decode."""
-    found: list[tuple[CodecMeta, str, list[Slots]]] = []
+def _runs(bounds: Sequence[Bound]) -> list[list[Bound]]:
+    """Group neighbours that share a form. Error bounds may differ: they do not change how to decode."""
+    found: list[list[Bound]] = []
     for bound in bounds:
-        name = bound.pointer.page_class
-        if found and found[-1][1] == name:
-            found[-1][2].append(bound.pointer.slots)
+        if found and found[-1][0].pointer.page_class == bound.pointer.page_class:
+            found[-1].append(bound)
         else:
-            found.append((bound.meta, name, [bound.pointer.slots]))
-    return [(meta, name, np.concatenate(slots)) for meta, name, slots in found]
+            found.append([bound])
+    return found

@@ -188,3 +188,8 @@ class CopyStream:
             result = work()
         self._stream.synchronize()
         return result
+
+    def finish_reads(self) -> None:
+        """Wait for reads the caller's own stream was given: until then the pages they read must not be freed."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).synchronize()

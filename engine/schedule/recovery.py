@@ -90,6 +90,24 @@ class Recovery:
         self._tiers.sweep()
         return job
 
+    def prove_in_memory(self, node: PrefixNode | None) -> None:
+        """A load met a page whose checksum does not match: find what is damaged on this path and quarantine it."""
+        ledger = self._ledger
+        with ledger.lock:
+            found = []
+            while node is not None and node.parent is not None:
+                found += [(node, h, h.gpu) for h in node.record.holdings() if h.gpu is not None and h.n_pages]
+                node = node.parent
+        for owner, holding, copy in found:
+            try:
+                self._tiers.gpu_bytes_on_host(copy)
+            except CorruptObject:
+                with ledger.lock:
+                    if holding.gpu is copy and owner.parent is not None and not owner.record.busy:
+                        ledger.quarantine(owner, holding, Tier.GPU, CauseOf(Cause.CORRUPTION, "checksum_mismatch"))
+            except EngineError:
+                return  # the tier does not answer; the load has failed already
+
     # -- one prefix -------------------------------------------------------------------------------------------------
 
     def _wanted(self, node: PrefixNode, job: RestoreJob) -> list[Holding]:
@@ -137,8 +155,7 @@ class Recovery:
             outcome.failure = "tier_unavailable"
             return False
         copy = SlotCopy(source.page_class, source.page_bytes, slots, source.meta, None)
-        self._tiers.put(copy, data)
-        copy.sums = sums
+        self._tiers.put(copy, data, sums)
         outcome.arrived.append(_Arrived(holding, copy, tier))
         outcome.moved_bytes += data.numel()
         return True

@@ -66,7 +66,11 @@ class Reformer:
         copy: SlotCopy | None = None
         try:
             copy = self._recoded(source, codec) if source is not None else None
-        except (CodecRefused, OutOfMemory, CorruptObject) as error:
+        except CorruptObject as error:
+            with ledger.lock:
+                ledger.quarantine(node, holding, Tier.GPU, CauseOf(Cause.CORRUPTION, "checksum_mismatch"))
+            return Reformed(refused=error.code)
+        except (CodecRefused, OutOfMemory) as error:
             return Reformed(refused=error.code)
         finally:
             with ledger.lock:
@@ -178,7 +182,7 @@ class Reformer:
             return 0, 0
         if self._tiers.materialise:
             for copy, chosen, fresh in moves:
-                gpu.write(copy.page_class, fresh, gpu.read(copy.page_class, copy.slots[chosen]))
+                self._tiers.move_pages(copy.page_class, copy.slots[chosen], fresh)
         with ledger.lock:
             node.record.busy = False
             ledger.settled.notify_all()
