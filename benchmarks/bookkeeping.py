@@ -24,6 +24,7 @@ from benchmarks.harness import Contender, machine, median_of, percentile_us, pri
 SPEC = "bench-full-swa"
 OURS = {"spans": "kvdeck, spans on", "plain": "kvdeck, spans off", "match": "kvdeck, index match only"}
 PEER_CACHES = {"unified-swa": "SGLang unified tree, full + SWA", "unified": "SGLang unified tree, full only"}
+PEER_SHORT = {PEER_CACHES["unified-swa"]: "SGLang SWA", PEER_CACHES["unified"]: "SGLang full"}
 HOW_TO_PEERS = """\
 No peer was run. To compare with SGLang in the same run, make it a virtual environment outside the repository
 (the driver's README lists the packages; no GPU needed) and pass
@@ -161,56 +162,64 @@ def contenders(a: argparse.Namespace) -> list[Contender]:
     ]
 
 
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _tenths(value: float) -> str:
+    return f"{value:,.1f}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.2%}"
+
+
+COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("requests/s", "req_per_s", _count),
+    ("acquire p50 us", "acquire_p50_us", _tenths),
+    ("p99", "acquire_p99_us", _tenths),
+    ("match p50 us", "match_p50_us", _tenths),
+    ("p99", "match_p99_us", _tenths),
+    ("hit lcp", "lcp_hit_rate", _share),
+    ("usable", "usable_hit_rate", _share),
+    ("net of replay", "net_hit_rate", _share),
+)
+
+
+def _values(name: str, runs: list[dict[str, Any]]) -> list[float | None]:
+    """One line's medians; a run of matches alone has no other figures, because it warmed its tree."""
+    if name in PEER_SHORT:  # a peer's one hit rate is of tokens it would serve: compare it with our usable one
+        runs = [run | {"usable_hit_rate": run["hit_rate"]} for run in runs]
+    only_match = name == OURS["match"]
+    return [None if only_match and not key.startswith("match") else median_of(runs, key) for _, key, _ in COLUMNS]
+
+
 def report(a: argparse.Namespace, results: dict[str, list[dict[str, Any]]]) -> None:
     """Print the table: medians over rounds, and our requests/s over each peer's, pair by pair."""
-    peers = [name for name in PEER_CACHES.values() if name in results]
-
-    def number(value: float) -> str:
-        return f"{value:,.1f}"
-
-    def share(value: float) -> str:
-        return f"{value:.2%}"
-
-    columns: list[tuple[str, Callable[[Any], str]]] = [("run", str), ("requests/s", lambda v: f"{v:,.0f}")]
-    keys = ["req_per_s"]
-    for title, key in (
-        ("acquire p50 us", "acquire_p50_us"),
-        ("p99", "acquire_p99_us"),
-        ("match p50 us", "match_p50_us"),
-    ):
-        columns.append((title, number))
-        keys.append(key)
-    columns.append(("p99", number))
-    keys.append("match_p99_us")
-    for title, key in (("hit lcp", "lcp_hit_rate"), ("usable", "usable_hit_rate"), ("net of replay", "net_hit_rate")):
-        columns.append((title, share))
-        keys.append(key)
+    peers = [name for name in PEER_SHORT if name in results]
+    columns: list[tuple[str, Callable[[Any], str]]] = [("run", str), *((title, show) for title, _, show in COLUMNS)]
     columns += [(f"x {PEER_SHORT[name]}", lambda v: f"{v:.2f}") for name in peers]
     rows = []
     for name, runs in results.items():
-        values = [median_of(runs, key) for key in keys]
-        if name == OURS["match"]:  # its other figures are those of a warmed tree
-            values = [v if key.startswith("match") else None for v, key in zip(values, keys, strict=True)]
-        if name in peers:  # a peer's one hit rate is tokens it would serve: its usable one
-            values[keys.index("usable_hit_rate")] = median_of(runs, "hit_rate")
-        ratios = [ratio_of(runs, results[peer], "req_per_s") for peer in peers]
-        rows.append([name, *values, *(ratios if values[0] is not None else [None] * len(peers))])
+        ratios = [None if name == OURS["match"] else ratio_of(runs, results[peer], "req_per_s") for peer in peers]
+        rows.append([name, *_values(name, runs), *ratios])
     title = f"bookkeeping: {a.trace.name}, {a.requests:,} requests, page 64, {a.pool_tokens:,}-token pool, {SPEC}"
     print_table(f"{title}, median of {a.rounds} ({machine()})", columns, rows)
-    on, off = results[OURS["spans"]], results[OURS["plain"]]
-    spans, dropped = on[0]["spans_recorded"], sum(r["spans_dropped"] for r in on)
-    print(
-        f"\nspans: {spans / on[0]['requests']:.1f} a request, {dropped:,} of {spans * len(on):,} dropped; "
-        f"off is {ratio_of(off, on, 'req_per_s'):.2f} times as fast as on"
-    )
-    for name, runs in results.items():
-        for violation in {v for r in runs for v in r.get("violations", [])}:
-            print(f"BROKEN INVARIANT in {name}: {violation}")
+    _print_notes(results)
     if not peers:
         print(f"\n{HOW_TO_PEERS}")
 
 
-PEER_SHORT = {PEER_CACHES["unified-swa"]: "SGLang SWA", PEER_CACHES["unified"]: "SGLang full"}
+def _print_notes(results: dict[str, list[dict[str, Any]]]) -> None:
+    on, off = results[OURS["spans"]], results[OURS["plain"]]
+    recorded, dropped = sum(r["spans_recorded"] for r in on), sum(r["spans_dropped"] for r in on)
+    print(
+        f"\nspans: {recorded / sum(r['requests'] for r in on):.1f} a request, {dropped:,} of {recorded:,} dropped; "
+        f"off is {ratio_of(off, on, 'req_per_s'):.2f} times as fast as on"
+    )
+    for name, runs in results.items():
+        for violation in sorted({v for r in runs for v in r.get("violations", [])}):
+            print(f"BROKEN INVARIANT in {name}: {violation}")
 
 
 def arguments() -> argparse.ArgumentParser:
