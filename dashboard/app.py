@@ -7,7 +7,7 @@ from collections.abc import Callable
 import streamlit as st
 
 from dashboard import data, session
-from dashboard.components import header, signin
+from dashboard.components import header, signin, tab
 from dashboard.pages import alerts, audit, caps, memory, overview, policies, prefixes, validations
 from dashboard.theme import CSS, PAGE_ICON
 
@@ -31,6 +31,7 @@ def main() -> None:
     if someone is not None and not data.token_still_holds(someone.token, someone.role):
         session.sign_out("Your session has ended: sign in again.")
     signin.redeem_link()
+    tab.remember_or_restore()
     someone = session.person()
     if someone is None:
         st.navigation(

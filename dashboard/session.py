@@ -71,12 +71,14 @@ def person() -> Person | None:
 def sign_in(someone: Person) -> None:
     """Remember who signed in."""
     st.session_state[_PERSON] = someone
+    forget("signed_out")
 
 
 def sign_out(notice: str | None = None) -> None:
     """Forget who was signed in and what they followed."""
     for key in (_PERSON, _WATCHED):
         st.session_state.pop(key, None)
+    remember("signed_out", True)  # the tab must forget its token too
     if notice:
         st.session_state[_NOTICE] = notice
 

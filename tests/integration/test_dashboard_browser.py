@@ -77,6 +77,20 @@ def test_a_one_time_link_signs_in_once_and_leaves_the_address(browser, deck):
     second.leave()
 
 
+def test_a_reload_keeps_who_is_signed_in_and_signing_out_forgets_them(visit):
+    visit.sign_in("operator")
+    visit.page.wait_for_timeout(1500)
+    visit.page.reload()
+    visit.see("Signed in as test operator (operator)")
+    visit.page.get_by_role("button", name="Sign out").click()
+    visit.see("Sign in with a token.")
+    visit.page.wait_for_timeout(1500)
+    visit.page.reload()
+    visit.see("Sign in with a token.")
+    visit.page.wait_for_timeout(2000)
+    expect(visit.page.get_by_label("Token")).to_be_visible()
+
+
 def test_the_overview_says_first_what_needs_attention(visit):
     visit.sign_in("operator")
     visit.see("2 damaged prefixes in quarantine (checksum mismatch)")
