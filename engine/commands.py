@@ -133,6 +133,7 @@ class Commands:
     def _evict_subtree(self, node: PrefixNode, cause: CauseOf, span: SpanContext) -> tuple[int, int, str]:
         """Leaves first; what is leased or busy stays, and so do its ancestors. Under the lock."""
         n = freed = 0
+        in_window = self._ledger.graph.in_window
         stack, post = [node], []
         while stack:
             post.append(stack.pop())
@@ -142,9 +143,11 @@ class Commands:
             if item.children:
                 continue
             record = item.record
+            # A person may overrule a person's pin, a policy may not.
             pinned = cause.cause is Cause.POLICY and record.pinned_until_ns > self._ledger.clock.wall_ns()
-            if record.leases or record.busy or pinned:  # a person may overrule a person's pin, a policy may not
-                kept = "leased" if record.leases else ("busy" if record.busy else "pinned")
+            reasons = {"leased": record.leases, "busy": record.busy, "pinned": pinned, "graph_window": in_window}
+            if stays := next((reason for reason, holds in reasons.items() if holds), ""):
+                kept = stays
                 continue
             freed += self._ledger.remove(item, cause, parent=span)
             n += 1

@@ -24,7 +24,7 @@ from engine.consistency.lease import Lease
 from engine.consistency.prefix import CauseOf
 from engine.consistency.state import Cause
 from engine.desired import parse_desired
-from engine.errors import CorruptObject, EngineError, StateMismatch
+from engine.errors import CorruptObject, EngineClosed, EngineError, StateMismatch
 from engine.index.radix import TOKEN_BYTES
 from engine.memory.tiers import Tiers
 from engine.model.objects import ObjectKind, layouts_of
@@ -130,7 +130,9 @@ class CacheEngine:
         """The deepest boundary of `tokens` that passes all five validations, leased; a miss is a lease of 0 tokens.
 
         Waits for restores no longer than `deadline_s`. `traceparent` (W3C) continues the caller's trace.
+        Raises `EngineClosed` once `close` has begun, as `commit` and `execute` do.
         """
+        self._open()
         return self._server.acquire(
             namespace, token_bytes(tokens), self._mode, deadline_s, parse_traceparent(traceparent)
         )
@@ -149,6 +151,7 @@ class CacheEngine:
         The namespace is the lease's. Raises `StateMismatch` when tensors do not fit the model or the engine's way of
         keeping bytes; nothing is kept then.
         """
+        self._open()
         data = token_bytes(tokens)
         if self.config.materialise != (state is not None):
             need = (
@@ -224,6 +227,7 @@ class CacheEngine:
         self, request: CommandRequest, progress: Callable[[dict[str, Any]], None] = lambda _: None
     ) -> CommandOutcome:
         """Run one operator's command to its end. Raises `BadCommand` for what cannot be one."""
+        self._open()
         return self._commands.execute(request, progress)
 
     def reconfigure(
@@ -285,6 +289,10 @@ class CacheEngine:
         self._adopter.persist(self.config.persist_s)
         self._tiers.sweep()
         self._let_go()
+
+    def _open(self) -> None:
+        if self._closed:
+            raise EngineClosed(f"engine {self.id} was closed; build a new one")
 
     def _let_go(self) -> None:
         if self._pump is not None:

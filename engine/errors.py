@@ -77,6 +77,12 @@ class TierUnavailable(EngineError):
     code = "tier_unavailable"
 
 
+class EngineClosed(EngineError):
+    """The engine was closed: its folder may serve another one by now. Nothing was done; build a new engine."""
+
+    code = "closed"
+
+
 class FolderLocked(EngineError):
     """Another engine uses this data folder. One folder serves one engine; stop the other or choose a new folder."""
 

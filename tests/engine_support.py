@@ -99,7 +99,7 @@ class Rig:
         with self.engine.acquire(tokens, namespace=namespace, deadline_s=deadline_s) as lease:
             found = self._compare(lease, tokens)
             start = lease.resume_tokens // self.page * self.page
-            at = sorted({b for b in (*lease.checkpoint_hints, *extra) if 0 < b <= len(tokens)})
+            at = sorted({b for b in (*lease.checkpoint_hints, *extra) if start <= b <= len(tokens) and b})
             done = self.engine.commit(tokens, self.model.prefill(tokens, start, at), lease=lease)
             return Served(**{**found.__dict__, "commit": done})
 

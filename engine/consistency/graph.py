@@ -17,10 +17,14 @@ from engine.errors import ConfigError, GraphStale
 
 
 class GraphGuard:
-    """Windows, deferral and the epoch."""
+    """Windows, deferral and the epoch.
 
-    def __init__(self) -> None:
-        self._lock = RLock()
+    `lock` is the engine's: a window opens between two locked steps, so whoever looked under the lock and saw none may
+    move or free pages until the step's end.
+    """
+
+    def __init__(self, lock: RLock | None = None) -> None:
+        self._lock = lock or RLock()
         self._windows = 0
         self._deferred: list[Callable[[], None]] = []
         self.epoch = 0

@@ -246,11 +246,14 @@ class Arena:
         }
 
     def sparse_slabs(self, page_class: str, below_ratio: float) -> Slots:
-        """Slabs filled less than `below_ratio`: what compaction may move."""
+        """What compaction may empty: slabs filled less than `below_ratio`, emptiest first, as long as the holes in the
+        other partly used slabs can take their pages."""
         cls = self._classes[page_class]
         used = cls.used_by_slab()
         sparse = np.flatnonzero((used > 0) & (used < below_ratio * cls.per_slab))
-        return sparse.astype(np.int32)
+        sparse = sparse[np.argsort(used[sparse], kind="stable")]
+        holes = int((cls.per_slab - used[used > 0]).sum()) - np.cumsum(cls.per_slab - used[sparse])
+        return sparse[np.cumsum(used[sparse]) <= holes].astype(np.int32)
 
     def slab_of(self, page_class: str, slots: Slots) -> Slots:
         return slots // self._classes[page_class].per_slab

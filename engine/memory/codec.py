@@ -216,7 +216,8 @@ def _decode_lossless(piece: _Piece, data: torch.Tensor) -> torch.Tensor:
     base = data[:, cursor : cursor + piece.padded // GROUP].int().repeat_interleave(GROUP, 1)
     cursor += piece.padded // GROUP
     exponent = torch.where(code > 0, code + base, torch.zeros_like(code))
-    positions = data[:, cursor : cursor + 4 * e].contiguous().view(torch.int32).view(n, e)
+    # A clone, because a slice of a single page is contiguous already, at an offset no int32 view may start at.
+    positions = data[:, cursor : cursor + 4 * e].clone(memory_format=torch.contiguous_format).view(torch.int32)
     page, rank = (positions >= 0).nonzero(as_tuple=True)
     exponent[page, positions[page, rank].long()] = data[:, cursor + 4 * e :][page, rank].int()
     exponent, mantissa = exponent[:, : piece.values], mantissa[:, : piece.values]

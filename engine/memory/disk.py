@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.errors import CorruptObject, FolderLocked
+from engine.errors import CorruptObject, FolderLocked, TierUnavailable
 from engine.memory import diskfile
 from engine.memory.checksum import PageSums
 from engine.memory.diskfile import ObjectHeader, StoredObject
@@ -65,10 +65,13 @@ class DiskTier:
             raise FolderLocked(
                 f"{folder}: another engine uses this folder; stop it or give this one another data_dir"
             ) from error
+        self.closed = False
         self._serial = 0
         self.files: dict[str, DiskFile] = {}
 
     def close(self) -> None:
+        """Let go of the folder. Nothing in it is touched after this: it may be another engine's."""
+        self.closed = True
         os.close(self._lock_fd)
 
     # -- writing ----------------------------------------------------------------------------------------------------
@@ -95,6 +98,8 @@ class DiskTier:
 
         Raises OSError (ENOSPC, EIO, ...) with nothing left behind.
         """
+        if self.closed:
+            raise TierUnavailable(f"{self.folder}: this engine has let go of its folder; build a new one")
         target = self._objects / name
         temporary = target.with_suffix(".tmp")
         try:
@@ -153,10 +158,13 @@ class DiskTier:
             self.used_bytes -= file.file_bytes
 
     def unlink(self, file: DiskFile) -> None:
-        self.path(file).unlink(missing_ok=True)
+        if not self.closed:
+            self.path(file).unlink(missing_ok=True)
 
     def quarantine(self, file: DiskFile) -> None:
         """Move a damaged, forgotten file aside for inspection; the oldest ones go when there are too many."""
+        if self.closed:
+            return
         path = self.path(file)
         if path.exists():
             os.rename(path, self._quarantine / file.name)

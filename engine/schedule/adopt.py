@@ -189,14 +189,21 @@ class Adopter:
         with ledger.lock:
             nodes = sorted(ledger.nodes.values(), key=lambda n: n.record.served_ns, reverse=True)
         for node in nodes:
-            if node.parent is None or all(h.disk or not h.n_pages for h in node.record.holdings()):
-                continue
             if ledger.clock.monotonic_ns() > deadline_ns:
                 break
+            with ledger.lock:
+                whole = all(h.disk or not h.n_pages for h in node.record.holdings())
+                if whole or node.parent is None or node.record.busy:
+                    continue
+                node.record.busy = True  # a request that began before `close` may still make room
             try:
                 if not self._room.write_to_disk(node, may_evict=False):
                     break
             except CorruptObject:
                 continue
+            finally:
+                with ledger.lock:
+                    node.record.busy = False
+                    ledger.settled.notify_all()
             written += 1
         return written

@@ -17,7 +17,7 @@ from engine.consistency.eviction import LeastRecentlyUsed
 from engine.consistency.graph import GraphGuard
 from engine.consistency.lease import LeaseTable
 from engine.consistency.prefix import CauseOf, Checkpoint, PrefixRecord
-from engine.consistency.state import Cause, State
+from engine.consistency.state import SERVED, Cause, State
 from engine.index.node import Node
 from engine.index.radix import RadixIndex
 from engine.memory.holding import Holding, Tier
@@ -86,7 +86,7 @@ class Ledger:
         self.ring = ring
         self.clock = clock
         self.caps = caps
-        self.graph = GraphGuard()
+        self.graph = GraphGuard(self.lock)
         self.leases = LeaseTable(clock, lease_s)
         self.index: RadixIndex[PrefixRecord] = RadixIndex(spec.page_tokens, spec.fingerprint, self._root_record)
         self.nodes: dict[str, PrefixNode] = {}
@@ -233,9 +233,11 @@ class Ledger:
     # -- leaving ----------------------------------------------------------------------------------------------------
 
     def may_leave(self, node: PrefixNode) -> bool:
-        """Not leased, not being worked on, not pinned by an operator."""
+        """Not leased, not being worked on, not pinned by an operator, and no graph window is open."""
         record = node.record
-        return not record.leases and not record.busy and record.pinned_until_ns <= self.clock.wall_ns()
+        if record.leases or record.busy or self.graph.in_window:
+            return False
+        return record.pinned_until_ns <= self.clock.wall_ns()
 
     def remove(self, node: PrefixNode, cause: CauseOf, *, parent: SpanContext = NO_SPAN) -> int:
         """Evict a leaf altogether: the entry first, then its bytes. Returns bytes freed in all tiers."""
@@ -316,6 +318,8 @@ class Ledger:
         self.place(node)
         if lost and record.state is not State.QUARANTINED:
             self.move(node, State.QUARANTINED, cause)
+        elif record.state in SERVED and record.natural_state is State.PARTIAL_OFFLOAD:
+            self.move(node, State.PARTIAL_OFFLOAD, cause)  # the copy below is whole: a restore makes it good
 
     def usage(self) -> Usage:
         tiers = self.tiers

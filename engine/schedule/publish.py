@@ -97,9 +97,10 @@ class Publisher:
             anchor = match.nodes[-1] if match.nodes else None
             pin_path(anchor)
             stale = self._to_refresh(match.nodes, base, state)
+            new_prefixes = self._new_prefixes(match.nodes, base, pages, positions)
         draft = _Draft(base, pages - base, ledger.next_content())
         try:
-            reason = self._reserve(draft, positions, stale)
+            reason = self._reserve(draft, positions, stale, new_prefixes)
             if not reason and state is not None:
                 self._write(draft, state)
             if reason:
@@ -136,12 +137,17 @@ class Publisher:
             and (not n.record.resident or n.record.state is State.QUARANTINED)
         ]
 
-    def _reserve(self, draft: _Draft, positions: list[int], stale: list[PrefixNode]) -> str:
+    def _new_prefixes(self, nodes: list[PrefixNode], base: int, pages: int, positions: list[int]) -> int:
+        """How many the tree will have more: runs of new pages between checkpoints, and upper halves of splits."""
+        cuts = {b // self._page_tokens for b in positions} | {pages}
+        inside = {cut for cut in cuts if cut <= base} | {base}
+        splits = sum(any(n.first_page < cut < n.last_page for n in nodes) for cut in inside)
+        return sum(cut > base for cut in cuts) + splits
+
+    def _reserve(self, draft: _Draft, positions: list[int], stale: list[PrefixNode], new_prefixes: int) -> str:
         """Take every slot the commit needs; a reason when it cannot have them."""
         kinds = self._span_kinds
         n_bytes = draft.n_pages * self._span_page_bytes
-        new_prefixes = len({b // self._page_tokens for b in positions if b // self._page_tokens > draft.first_page})
-        new_prefixes = max(new_prefixes, 1) if draft.n_pages else 0
         if reason := refusal(self._ledger.caps, new_prefixes, n_bytes):
             return reason
         if not self._room.keep_caps(new_prefixes, n_bytes):

@@ -113,6 +113,7 @@ class Reformer:
         """Publish the new form. Under the lock. Copies below the GPU keep theirs: each copy names its own form."""
         record = node.record
         still = node.parent is not None and record.spans.get(holding.kind) is holding and not record.leases
+        still = still and not self._ledger.graph.in_window
         if not still:
             self._tiers.free_slots(Tier.GPU, copy)
             return False

@@ -46,7 +46,7 @@ class Room:
         boundary_object = page_class in _BOUNDARY_CLASSES
         for _ in range(_TRIES):
             with ledger.lock:
-                if not boundary_object or self._within_budget(page_class, n):
+                if self._within_cap(page_class, n) and (not boundary_object or self._within_budget(page_class, n)):
                     slots = self._tiers.gpu.take(page_class, n)
                     if slots is not None:
                         return slots
@@ -86,6 +86,10 @@ class Room:
             if copying:
                 self._finish_shed(node, cause)
         return False
+
+    def _within_cap(self, page_class: str, n: int) -> bool:
+        cap, gpu = self._ledger.caps.gpu_bytes, self._tiers.gpu
+        return cap is None or gpu.live_bytes + n * gpu.slot_bytes(page_class) <= cap
 
     def _within_budget(self, page_class: str, n: int) -> bool:
         n_bytes = n * self._tiers.gpu.slot_bytes(page_class)

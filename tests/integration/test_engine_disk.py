@@ -104,7 +104,7 @@ def test_scrub_finds_damage_before_a_request_does(on_disk):
     rig.assert_clean()
 
 
-# -- the device fails ---------------------------------------------------------------------------------------------------
+# -- the device fails ------------------------------------------------------------------------------------------------
 
 
 def fail_writes(patch, code, *, after_bytes=0):
@@ -191,7 +191,7 @@ def test_reads_that_fail_open_the_breaker_and_requests_go_on_without_the_disk(on
     rig.assert_clean()
 
 
-# -- restart ------------------------------------------------------------------------------------------------------------
+# -- restart ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["small-deepseek-v4", "small-gemma-3"])
@@ -252,9 +252,14 @@ def test_a_folder_serves_one_engine_at_a_time(make_rig, tmp_path):
 
 def test_a_start_that_fails_leaves_no_thread_and_no_lock(make_rig, tmp_path, monkeypatch):
     before = threading.active_count()
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="no luck"):
-        patch.setattr("engine.memory.disk.DiskTier.scan", lambda self: (_ for _ in ()).throw(OSError(5, "no luck")))
-        Rig(data_dir=tmp_path, **DISK)
+
+    def unreadable(_):
+        raise OSError(errno.EIO, "no luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.memory.disk.DiskTier.scan", unreadable)
+        with pytest.raises(OSError, match="no luck"):
+            Rig(data_dir=tmp_path, **DISK)
     assert threading.active_count() == before
     make_rig(data_dir=tmp_path, **DISK)  # the folder is free again
 
@@ -269,7 +274,8 @@ def test_a_folder_is_private(make_rig, tmp_path):
 @pytest.mark.parametrize(
     "setting",
     [
-        {"gpu_bytes": 0}, {"gpu_bytes": 100}, {"slab_bytes": 64}, {"disk_bytes": 1}, {"lease_s": 0}, {"lease_s": float("nan")},
+        {"gpu_bytes": 0}, {"gpu_bytes": 100}, {"slab_bytes": 64}, {"disk_bytes": 1}, {"lease_s": 0},
+        {"lease_s": float("nan")},
         {"mode": "fast"}, {"codec": "zip"}, {"checkpoint_budget_ratio": 1.0}, {"materialise": False, "host_bytes": 1},
         {"cap_prefixes": 0}, {"cap_gpu_bytes": True}, {"queue_bound": 0}, {"host_bytes": -1},
     ],

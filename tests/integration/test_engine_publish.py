@@ -205,7 +205,7 @@ def test_a_split_shares_the_bytes_and_keeps_the_lower_half_the_same_prefix(make_
     rig.assert_clean()
 
 
-# -- what a commit refuses ----------------------------------------------------------------
+# -- what a commit refuses -------------------------------------------------------------------------------------------
 
 
 def test_a_prompt_shorter_than_a_page_is_refused_and_an_empty_one_too(make_rig):

@@ -1,0 +1,358 @@
+"""Commands, queues, caps, leases and graph windows: what operators do while requests go on."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from engine_support import fork, prompt
+
+from engine import Tier
+from engine.errors import ConfigError, EngineError, GraphStale, LeaseExpired, StalePointer
+from engine.schedule.queues import Form
+
+
+@pytest.fixture
+def stuck(make_rig):
+    """Builds a rig with a queue of one item, and stops one of its workers until the test ends."""
+    gates = []
+
+    def stick(form, **config):
+        rig = make_rig(queue_bound=1, **config)
+        gate, running = threading.Event(), threading.Event()
+        gates.append(gate)
+
+        def wait():
+            running.set()
+            gate.wait(60)
+
+        queue = rig.engine._queues[form]
+        queue.submit(wait)
+        assert running.wait(30)
+        queue.submit(lambda: None)  # the worker waits with the first; this one fills the queue
+        return rig, gate
+
+    yield stick
+    for gate in gates:
+        gate.set()
+
+
+def test_a_full_restore_queue_means_a_request_without_the_tier(stuck):
+    rig, gate = stuck(Form.OFFLOADED, host_bytes=1 << 20)
+    tokens = prompt(4 * rig.page)
+    prefix_id = rig.commit(tokens).prefix_id
+    rig.command("offload", prefix_ids=[prefix_id], tier="host")
+    found = rig.look(tokens)
+    assert (found.usable, found.reason) == (0, "queue_full")
+    assert rig.states == {"PARTIAL_OFFLOAD": 1}
+    rig.assert_clean()
+    gate.set()
+
+
+@pytest.mark.parametrize("kind", ["warm", "compress", "offload", "compact", "scrub"])
+def test_a_command_on_a_full_queue_ends_in_an_outcome_and_leaves_nothing_busy(stuck, kind, tmp_path):
+    form = {"warm": Form.OFFLOADED, "scrub": Form.OFFLOADED, "compress": Form.COMPRESSED}.get(kind, Form.RESIDENT)
+    rig, gate = stuck(form, host_bytes=1 << 20, disk_bytes=1 << 20, data_dir=tmp_path)
+    tokens = prompt(4 * rig.page)
+    prefix_id = rig.commit(tokens).prefix_id
+    if kind == "warm":
+        rig.command("offload", prefix_ids=[prefix_id], tier="host")
+    done = rig.command(kind, prefix_ids=[prefix_id])
+    assert done.status in ("failed", "refused")
+    assert "queue_full" in str(done.outcome)
+    record = rig.node(prefix_id).record
+    assert not record.busy
+    assert not record.leases
+    assert record.state != "FULL_RESTORE"
+    rig.assert_clean()
+    gate.set()
+    assert rig.look(tokens).wrong_bytes == 0
+
+
+def test_bytes_found_damaged_by_a_recode_are_not_served_any_more(make_rig):
+    rig = make_rig()
+    tokens = prompt(4 * rig.page)
+    prefix_id = rig.commit(tokens).prefix_id
+    copy = rig.node(prefix_id).record.spans["compressed_kv"].gpu
+    rig.ledger.tiers.gpu.buffer[rig.ledger.tiers.gpu.addresses(copy.page_class, copy.slots)[1]] ^= 1
+    rig.command("compress", prefix_ids=[prefix_id], codec="lossless")
+    assert rig.look(tokens).usable == 0
+    assert rig.states == {"QUARANTINED": 1}
+    rig.assert_clean()
+
+
+def test_a_damaged_gpu_page_with_a_good_copy_below_is_a_prefix_to_restore(make_rig, tmp_path):
+    rig = make_rig("small-gemma-3", host_bytes=1 << 20, disk_bytes=1 << 20, data_dir=tmp_path)
+    tokens = prompt(4 * rig.page)
+    prefix_id = rig.commit(tokens).prefix_id
+    lease = rig.engine.acquire(tokens)
+    node = rig.node(prefix_id)
+    node.record.busy = True  # a demotion that was copied down, and then lost to the lease
+    rig.engine._reformer._room._copied_down(node, (Tier.HOST,))
+    lease.release()
+    copy = node.record.spans["compressed_kv"].gpu
+    rig.ledger.tiers.gpu.buffer[rig.ledger.tiers.gpu.addresses(copy.page_class, copy.slots)[0]] ^= 1
+    rig.command("offload", prefix_ids=[prefix_id], tier="disk")
+    rig.assert_clean()
+    found = rig.look(tokens)
+    assert (found.usable, found.wrong_bytes) == (len(tokens), 0)
+
+
+def test_a_lease_granted_while_a_demotion_copies_keeps_its_bytes(make_rig):
+    rig = make_rig(host_bytes=1 << 20)
+    tokens = prompt(4 * rig.page)
+    prefix_id = rig.commit(tokens).prefix_id
+    leases, fill = [], rig.ledger.tiers.fill_host
+
+    def fill_host(copy, data):
+        if not leases:
+            leases.append(rig.engine.acquire(tokens))
+        fill(copy, data)
+
+    rig.ledger.tiers.fill_host = fill_host
+    rig.command("offload", prefix_ids=[prefix_id], tier="host")
+    assert leases[0].usable_tokens == len(tokens)
+    assert rig.lossy.verify(leases[0].load(), tokens).ok
+    leases[0].release()
+    rig.assert_clean()
+
+
+def test_two_threads_restoring_one_prefix_both_get_it(make_rig):
+    rig = make_rig(host_bytes=1 << 20)
+    tokens = prompt(6 * rig.page)
+    prefix_id = rig.commit(tokens).prefix_id
+    rig.command("offload", prefix_ids=[prefix_id], tier="host")
+    inside, go, read = threading.Event(), threading.Event(), rig.ledger.tiers.host_bytes
+
+    def slow(copy):
+        inside.set()
+        assert go.wait(30)
+        return read(copy)
+
+    rig.ledger.tiers.host_bytes = slow
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(rig.look(tokens))) for _ in range(2)]
+    threads[0].start()
+    assert inside.wait(30)
+    threads[1].start()
+    go.set()
+    for thread in threads:
+        thread.join(30)
+    assert [(f.usable, f.wrong_bytes) for f in found] == [(len(tokens), 0)] * 2
+    rig.assert_clean()
+
+
+def test_a_request_that_gives_up_waiting_leaves_the_restore_to_end_by_itself(make_rig):
+    rig = make_rig(host_bytes=1 << 20)
+    tokens = prompt(6 * rig.page)
+    prefix_id = rig.commit(tokens).prefix_id
+    rig.command("offload", prefix_ids=[prefix_id], tier="host")
+    go, read = threading.Event(), rig.ledger.tiers.host_bytes
+
+    def slow(copy):
+        assert go.wait(30)
+        return read(copy)
+
+    rig.ledger.tiers.host_bytes = slow
+    found = rig.look(tokens, deadline_s=0.05)
+    assert (found.usable, found.reason) == (0, "restore_late")
+    rig.assert_clean()
+    go.set()
+    rig.engine._queues[Form.OFFLOADED].submit(lambda: None).result(30)
+    assert rig.states == {"FULL": 1}
+    assert rig.look(tokens, deadline_s=0).wrong_bytes == 0
+    rig.assert_clean()
+
+
+# -- leases ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_expired_lease_raises_on_use_and_pins_nothing(make_rig):
+    rig = make_rig(lease_s=5)
+    tokens = prompt(3 * rig.page)
+    rig.commit(tokens)
+    lease = rig.engine.acquire(tokens)
+    rig.clock.advance(5)
+    with pytest.raises(LeaseExpired):
+        lease.load()
+    rig.engine.tick()
+    assert rig.command("evict", prefix_ids=rig.ids).outcome["evicted"] == 1
+    with pytest.raises(LeaseExpired):
+        lease.page_table("compressed_kv")
+    lease.release()
+    lease.release()
+    rig.assert_clean()
+
+
+def test_a_pointer_made_before_a_compaction_is_stale_after_it(make_rig):
+    rig = make_rig(gpu_bytes=1 << 20)
+    prompts = [prompt(20 * rig.page, seed) for seed in range(4)]
+    ids = [rig.commit(tokens, []).prefix_id for tokens in prompts]
+    lease = rig.engine.acquire(prompts[1])
+    bound = lease.spans["compressed_kv"][0]
+    lease.release()
+    rig.command("evict", prefix_ids=[ids[0], ids[2]])
+    rig.command("evict", prefix_ids=[ids[3]])
+    late = rig.commit(prompt(2 * rig.page, 9), [])
+    for tokens in (prompts[1], prompt(2 * rig.page, 9)):
+        assert rig.look(tokens).wrong_bytes == 0
+    rig.command("evict", prefix_ids=[ids[1], late.prefix_id])
+    with pytest.raises(StalePointer):
+        rig.ledger.tiers.gpu.check_current(bound.pointer)
+    rig.assert_clean()
+
+
+def test_compaction_moves_pages_and_every_byte_with_them(make_rig):
+    rig = make_rig(gpu_bytes=1 << 20)
+    prompts = [prompt(8 * rig.page, seed) for seed in range(12)]
+    ids = [rig.commit(tokens, []).prefix_id for tokens in prompts]
+    rig.command("evict", prefix_ids=[ids[i] for i in (0, 1, 2, 4, 5, 8, 9, 10)])
+    before = rig.engine.stats()["classes"]["compressed_kv"]["slabs"]
+    assert rig.command("compact").outcome["pages"] > 0
+    rig.assert_clean()
+    assert rig.engine.stats()["classes"]["compressed_kv"]["slabs"] < before
+    for i in (3, 6, 7, 11):
+        assert rig.look(prompts[i]).wrong_bytes == 0
+
+
+def test_closing_takes_leases_back(make_rig):
+    rig = make_rig()
+    tokens = prompt(3 * rig.page)
+    rig.commit(tokens)
+    lease = rig.engine.acquire(tokens)
+    rig.engine.close()
+    with pytest.raises(LeaseExpired):
+        lease.load()
+    rig.engine.close()
+
+
+def test_a_closed_engine_takes_no_more_work(make_rig, tmp_path):
+    rig = make_rig(gpu_bytes=256 << 10, disk_bytes=1 << 20, data_dir=tmp_path)
+    tokens = prompt(4 * rig.page)
+    rig.commit(tokens)
+    rig.engine.close()
+    files = rig.files()
+    with pytest.raises(EngineError):
+        rig.serve(prompt(4 * rig.page, 1))
+    with pytest.raises(EngineError):
+        rig.commit(prompt(4 * rig.page, 2))
+    with pytest.raises(EngineError):
+        rig.command("evict", prefix_ids=rig.ids)
+    assert rig.files() == files  # the folder may be another engine's by now
+
+
+# -- caps, pins, eviction --------------------------------------------------------------------------------------------
+
+
+def test_caps_hold_after_every_commit_with_splits_and_checkpoints(make_rig):
+    rig = make_rig(cap_prefixes=5, cap_gpu_bytes=60_000)
+    trunk = prompt(6 * rig.page)
+    for seed in range(25):
+        tokens = fork(trunk, 64 * (seed % 5) + 10, 6 * rig.page + seed, seed)
+        rig.serve(tokens, extra=[130, 200])
+        usage = rig.ledger.usage()
+        assert usage.prefixes <= 5
+        assert usage.gpu_bytes <= 60_000
+        rig.assert_clean()
+
+
+def test_a_restore_stays_within_the_gpu_cap(make_rig):
+    rig = make_rig(host_bytes=2 << 20)
+    prompts = [prompt(5 * rig.page, seed) for seed in range(6)]
+    for tokens in prompts:
+        rig.commit(tokens)
+    rig.engine.reconfigure({"cap_gpu_bytes": 40_000}, revision=1)
+    for tokens in prompts * 2:
+        found = rig.look(tokens)
+        assert (found.usable, found.wrong_bytes) == (len(tokens), 0)
+        assert rig.ledger.usage().gpu_bytes <= 40_000
+        rig.assert_clean()
+
+
+def test_what_could_never_fit_a_cap_is_refused_before_anything_is_evicted(make_rig):
+    rig = make_rig(cap_gpu_bytes=30_000, cap_prefixes=2)
+    rig.commit(prompt(2 * rig.page))
+    assert rig.commit(prompt(40 * rig.page, 1), []).reason == "over_gpu_cap"
+    assert rig.commit(prompt(6 * rig.page, 2), [64, 128, 192, 256]).reason == "over_prefix_cap"
+    assert len(rig.ids) == 1
+
+
+def test_caps_held_by_leases_refuse_and_say_so(make_rig):
+    rig = make_rig(cap_prefixes=1)
+    tokens = prompt(3 * rig.page)
+    rig.commit(tokens)
+    with rig.engine.acquire(tokens):
+        assert rig.commit(prompt(3 * rig.page, 1)).reason == "cap_held_by_leases_and_pins"
+    assert rig.commit(prompt(3 * rig.page, 1)).outcome == "admitted"
+    rig.assert_clean()
+
+
+def test_a_pin_on_a_child_does_not_shorten_its_parents_own(make_rig):
+    rig = make_rig(gpu_bytes=256 << 10)
+    trunk = prompt(3 * rig.page)
+    parent = rig.commit(trunk).prefix_id
+    child = rig.commit(fork(trunk, len(trunk), 5 * rig.page, 1)).prefix_id
+    rig.command("pin", prefix_ids=[parent], ttl_s=1000)
+    rig.command("pin", prefix_ids=[child], ttl_s=10)
+    rig.clock.advance(20)
+    assert not rig.ledger.may_leave(rig.node(parent))
+    assert rig.ledger.may_leave(rig.node(child))
+
+
+def test_a_policy_does_not_evict_what_an_operator_pinned(make_rig):
+    rig = make_rig()
+    prefix_id = rig.commit(prompt(3 * rig.page)).prefix_id
+    rig.command("pin", prefix_ids=[prefix_id], ttl_s=1000)
+    done = rig.command("evict", prefix_ids=[prefix_id], actor="policy:tidy")
+    assert done.outcome["refused"][0]["reason"] == "pinned"
+    assert prefix_id in rig.ids
+
+
+def test_a_desired_state_is_applied_whole_or_not_at_all(make_rig):
+    rig = make_rig()
+    before = rig.engine.observed()
+    for bad in ({"mode": "no_disk", "codec": "zip"}, {"mode": "no_disk", "cap_prefixes": 0}, {"colour": 1}):
+        with pytest.raises(ConfigError):
+            rig.engine.reconfigure(bad, revision=1)
+        assert rig.engine.observed() == before
+
+
+# -- graph windows ---------------------------------------------------------------------------------------------------
+
+
+def test_nothing_moves_or_leaves_while_a_graph_window_is_open(make_rig):
+    rig = make_rig(gpu_bytes=512 << 10, host_bytes=1 << 20)
+    prompts = [prompt(8 * rig.page, seed) for seed in range(8)]
+    ids = [rig.commit(tokens, []).prefix_id for tokens in prompts]
+    rig.command("evict", prefix_ids=[ids[i] for i in (0, 1, 2, 4, 5)])
+    held = [rig.node(i).record.spans["compressed_kv"].gpu.slots.tolist() for i in (ids[3], ids[6])]
+    with rig.engine.graph.window():
+        rig.command("compact")
+        rig.command("offload", prefix_ids=[ids[3]], tier="host")
+        rig.command("compress", prefix_ids=[ids[6]], codec="lossless")
+        rig.command("evict", prefix_ids=[ids[7]])
+        now = [rig.node(i).record.spans["compressed_kv"].gpu for i in (ids[3], ids[6])]
+        assert [copy and copy.slots.tolist() for copy in now] == held
+        assert ids[7] in rig.ids
+    rig.assert_clean()
+
+
+def test_a_replay_of_a_graph_captured_before_a_change_is_stale(make_rig):
+    rig = make_rig()
+    with rig.engine.graph.window() as epoch:
+        pass
+    with rig.engine.graph.window(epoch):
+        pass
+    rig.commit(prompt(3 * rig.page))
+    with pytest.raises(GraphStale), rig.engine.graph.window(epoch):
+        pass
+
+
+def test_a_commit_in_a_window_takes_free_room_and_is_refused_when_something_would_have_to_move(make_rig):
+    rig = make_rig(gpu_bytes=128 << 10)
+    with rig.engine.graph.window():
+        outcomes = [rig.commit(prompt(8 * rig.page, seed), []).outcome for seed in range(12)]
+    assert outcomes[0] == "admitted"
+    assert outcomes[-1] == "refused"
+    rig.assert_clean()
+    assert rig.commit(prompt(8 * rig.page, 99), []).outcome == "admitted"
