@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 up: $(STAMP)  ## run the deck on 127.0.0.1: control plane, engine with a live workload, dashboard
 	@exec $(BIN)/kvdeck up $(ARGS)
 
-test: $(STAMP) browser  ## install everything and run the tests
+test: $(STAMP) browser postgres  ## install everything and run the tests
 	@$(BIN)/python -m pytest $(ARGS)
 
 check: $(STAMP) lint types contracts test  ## what CI runs: lint, types, import contracts, tests
@@ -38,7 +38,13 @@ contracts: $(STAMP)
 bench: $(STAMP)  ## the benchmarks; each prints one table
 	@$(BIN)/python -m benchmarks.bookkeeping $(ARGS)
 
-.PHONY: browser
+.PHONY: browser postgres
+postgres:
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { \
+	  echo "installing a Postgres server for the database tests ..."; \
+	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends postgresql-15 >/dev/null; } \
+	  || { echo "the database tests need a Postgres server: install the package 'postgresql' of your system and run this again"; exit 1; }; }
+
 browser:
 	@command -v chromium >/dev/null || { \
 	  echo "installing Chromium for the browser tests ..."; \

@@ -1,4 +1,4 @@
-"""The entry: `streamlit run dashboard/app.py`. Signs in, draws the frame every page shares, runs the page."""
+"""One run of the app: signs in, draws the frame every page shares, runs the page. Started by `python -m dashboard`."""
 
 from __future__ import annotations
 
@@ -46,6 +46,3 @@ def main() -> None:
     current = st.navigation(list(pages.values()))
     header.draw(someone)
     current.run()
-
-
-main()

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import signal
 import sys
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -113,7 +112,7 @@ def dashboard(
     settings = settings_for(data_dir, host=host, api_port=api_port, dashboard_port=dashboard_port)
     require_free(settings.host, settings.dashboard_port, "the dashboard", "--dashboard-port")
     os.environ |= {"KVDECK_URL": os.environ.get("KVDECK_URL", settings.api_url), **environment_of(settings)}
-    command = [sys.executable, "-m", "streamlit", *_streamlit_arguments(settings)]
+    command = [sys.executable, "-m", *_dashboard_arguments(settings)]
     # The dashboard takes this process over, so that signals and the exit status are its own.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execv(sys.executable, command)
@@ -130,22 +129,8 @@ def environment_of(settings: Settings) -> dict[str, str]:
     }
 
 
-def _streamlit_arguments(settings: Settings) -> list[str]:
-    return [
-        "run",
-        str(_dashboard_script()),
-        f"--server.port={settings.dashboard_port}",
-        f"--server.address={settings.host}",
-        "--server.headless=true",
-        "--server.fileWatcherType=none",
-        "--browser.gatherUsageStats=false",
-    ]
-
-
-def _dashboard_script() -> Path:
+def _dashboard_arguments(settings: Settings) -> list[str]:
     # The package is found and not imported: importing it would bring Streamlit into this process.
-    found = importlib.util.find_spec("dashboard")
-    script = Path(found.origin).parent / "app.py" if found and found.origin else None
-    if script is None or not script.exists():
+    if importlib.util.find_spec("dashboard") is None:
         raise CliError("This installation has no dashboard.", "Install kvdeck again.")
-    return script
+    return ["dashboard", f"--server.port={settings.dashboard_port}", f"--server.address={settings.host}"]

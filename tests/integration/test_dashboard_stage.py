@@ -46,10 +46,9 @@ class Deck:
         self.store = Store(url)
         self._log = (folder / "streamlit.log").open("wb")
         self.start_control_plane()
-        arguments = f"--server.address 127.0.0.1 --server.port {self.port} --server.headless true"
-        arguments += " --browser.gatherUsageStats false --server.fileWatcherType none"
+        arguments = f"--server.address 127.0.0.1 --server.port {self.port}"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "streamlit", "run", "dashboard/app.py", *arguments.split()],
+            [sys.executable, "-m", "dashboard", *arguments.split()],
             cwd=ROOT,
             env={**os.environ, **self.environment, "KVDECK_URL": self.settings.api_url},
             stdout=self._log,

@@ -1,0 +1,34 @@
+"""`python -m dashboard`: everything is imported first, then Streamlit serves `script/deck.py`.
+
+Streamlit ends a script run in the middle when a person clicks on; were that the run that imports our modules, they
+would stay half imported for the life of the process.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from streamlit.web import cli
+
+import dashboard.app
+
+SCRIPT = Path(dashboard.app.__file__).parent / "script" / "deck.py"
+FLAGS = (
+    "--server.headless=true",
+    "--server.fileWatcherType=none",
+    "--browser.gatherUsageStats=false",
+    "--client.showErrorDetails=none",
+    "--client.showErrorLinks=false",
+    "--client.toolbarMode=minimal",
+)
+
+
+def main() -> None:
+    """Runs until it is told to stop; further arguments are Streamlit's, such as --server.port."""
+    sys.argv = ["streamlit", "run", str(SCRIPT), *FLAGS, *sys.argv[1:]]
+    cli.main(prog_name="streamlit")
+
+
+if __name__ == "__main__":
+    main()
