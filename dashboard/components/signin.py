@@ -34,7 +34,7 @@ def page() -> None:
         with st.form("kv_sign_in", border=True):
             token = st.text_input("Token", type="password", autocomplete="off", placeholder="kvd_…")
             sent = st.form_submit_button("Sign in", type="primary")
-        st.caption("A new token: `kvdeck token issue --role operator`. Viewers look, operators also act.")
+        st.caption("A new token: `kvdeck token create NAME --role operator`. Viewers look, operators also act.")
         if sent:
             _try(token.strip())
 
