@@ -53,6 +53,7 @@ class Checkpoint:
     boundary: int
     tail_tokens: bytes
     blocks: dict[ObjectKind, Holding]
+    owner_id: str  # the prefix (tree node) it was captured behind: compared before it is served
 
     @property
     def on_gpu(self) -> bool:

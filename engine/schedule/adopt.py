@@ -158,7 +158,7 @@ class Adopter:
         checkpoint_id = ledger.index.id_with_tail(node, rest) if rest else node.record.prefix_id
         if checkpoint_id != header.prefix_id or header.boundary in node.record.checkpoints:
             return False
-        ledger.add_checkpoint(node, Checkpoint(checkpoint_id, header.boundary, rest, blocks))
+        ledger.add_checkpoint(node, Checkpoint(checkpoint_id, header.boundary, rest, blocks, node.record.prefix_id))
         return True
 
     def _holding(self, found: AdoptedFile) -> Holding:

@@ -299,7 +299,7 @@ class Publisher:
             tail = tokens[page * self._ledger.index.page_bytes : boundary * TOKEN_BYTES]
             holdings = {k: self._holding(k, copy, len(copy.slots), draft.content) for k, copy in blocks.items()}
             checkpoint_id = self._ledger.index.id_with_tail(node, tail) if tail else node.record.prefix_id
-            self._ledger.add_checkpoint(node, Checkpoint(checkpoint_id, boundary, tail, holdings))
+            self._ledger.add_checkpoint(node, Checkpoint(checkpoint_id, boundary, tail, holdings, node.record.prefix_id))
             added.append(boundary)
         draft.blocks = {}
         return tuple(added)

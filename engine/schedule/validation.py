@@ -13,10 +13,14 @@ from typing import NamedTuple
 from engine.consistency.prefix import Checkpoint, PrefixRecord
 from engine.consistency.state import State
 from engine.index.node import Node
-from engine.memory.codec import CODEC_VERSION
+from engine.index.radix import TOKEN_BYTES
+from engine.memory.codec import CODEC_VERSION, CODECS, NATIVE
 from engine.memory.holding import Holding
 from engine.model.objects import ObjectKind, PrefixLayouts
 from engine.model.spec import ModelSpec
+
+
+_READABLE = frozenset((NATIVE, *CODECS))
 
 
 class Validation(StrEnum):
@@ -122,7 +126,9 @@ class Validator:
             copy = holding.gpu
             if copy is None:
                 verdict, reason = Verdict.REPAIRABLE, "needs_restore"
-            elif copy.meta.version != CODEC_VERSION:
+            elif len(copy.slots) != holding.n_pages:
+                return Check(Validation.COMPRESSED_COMPLETE, kind, Verdict.FAIL, "pages_missing")
+            elif copy.meta.version != CODEC_VERSION or copy.meta.codec not in _READABLE:
                 return Check(Validation.COMPRESSED_COMPLETE, kind, Verdict.FAIL, "codec_unknown")
             elif copy.sums is None and self._sealed_on_commit:
                 return Check(Validation.COMPRESSED_COMPLETE, kind, Verdict.FAIL, "checksum_missing")
@@ -165,6 +171,8 @@ class Validator:
                 return Check(name, kind, Verdict.FAIL, "indexer_behind")
             if entries.gpu is None:
                 verdict, reason = Verdict.REPAIRABLE, "needs_restore"
+            elif len(entries.gpu.slots) != entries.n_pages:
+                return Check(name, kind, Verdict.FAIL, "indexer_missing")
         return Check(name, kind, verdict, reason)
 
     def disk_reloaded(self, boundary: Boundary) -> Check:
@@ -188,7 +196,7 @@ class Validator:
                 return Check(name, kind, Verdict.PASS, "empty_by_layout")
             return Check(name, kind, Verdict.FAIL, missing)
         block: Holding | None = checkpoint.blocks.get(kind)
-        if block is None or block.content_version == 0 or checkpoint.boundary != boundary.tokens:
+        if block is None or block.content_version == 0 or not self._is_at(checkpoint, boundary):
             return Check(name, kind, Verdict.FAIL, missing)
         if block.n_pages == 0:
             return Check(name, kind, Verdict.PASS, "empty_by_layout")
@@ -197,6 +205,14 @@ class Validator:
         if block.gpu is None:
             return Check(name, kind, Verdict.REPAIRABLE, "needs_restore")
         return Check(name, kind, Verdict.PASS, "ok")
+
+    def _is_at(self, checkpoint: Checkpoint, boundary: Boundary) -> bool:
+        """Captured behind this very prefix and tail, at this very position."""
+        whole_tokens = boundary.pages * self._spec.page_tokens
+        return (
+            checkpoint.owner_id == boundary.prefix_id
+            and checkpoint.boundary == boundary.tokens == whole_tokens + len(checkpoint.tail_tokens) // TOKEN_BYTES
+        )
 
 
 def first_failure(checks: tuple[Check, ...]) -> Check | None:

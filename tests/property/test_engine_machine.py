@@ -1,0 +1,236 @@
+"""A real engine driven at random against a dict of what was committed: no step may serve a wrong byte."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine_support import Rig, fork, poison_freed_slots, prompt
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.clock import ManualClock
+from engine.errors import LeaseExpired, StalePointer
+from engine.integrations.synthetic import use_one_thread
+
+TIERS = {"gpu_bytes": 7 * (16 << 10), "host_bytes": 3 * (16 << 10), "disk_bytes": 160 << 10, "slab_bytes": 16 << 10}
+NAMESPACES = ("default", "tenant/ä")
+LENGTHS = st.sampled_from([1, 63, 64, 65, 100, 128, 129, 191, 192, 200, 256, 300, 333, 384])
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """`told` is the naive model: every (namespace, tokens) ever committed, whole prompts, never forgotten."""
+
+    @initialize()
+    def start(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="kvdeck-machine-"))
+        self.clock = ManualClock()
+        self.told: dict[str, list[np.ndarray]] = defaultdict(list)
+        self.prompts = [prompt(300, 0)]
+        self.held: list = []
+        self.counted = 0
+        self.open()
+
+    def open(self):
+        self.clock.advance(1.0)  # two starts within one nanosecond are not of this world
+        self.rig = Rig(clock=self.clock, data_dir=self.folder, lease_s=60.0, codec="int8", **TIERS)
+
+    def teardown(self):
+        if hasattr(self, "rig"):
+            for lease, _ in self.held:
+                lease.release()
+            self.rig.engine.close()
+            self.versions_are_dense()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    # -- prompts ------------------------------------------------------------------------------------------------------
+
+    @rule(of=st.integers(0, 7), share=LENGTHS, length=LENGTHS, seed=st.integers(1, 3))
+    def branch(self, of, share, length, seed):
+        base = self.prompts[of % len(self.prompts)]
+        at = min(share, length, len(base))
+        self.prompts = [*self.prompts, fork(base, at, length, seed)][-8:]
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    @rule(
+        which=st.integers(0, 7),
+        namespace=st.sampled_from(NAMESPACES),
+        extra=st.lists(LENGTHS, max_size=2),
+        deadline_s=st.sampled_from([0.0, 3600.0]),
+    )
+    def request(self, which, namespace, extra, deadline_s):
+        tokens = self.prompts[which % len(self.prompts)]
+        found = self.rig.serve(tokens, namespace=namespace, extra=extra, deadline_s=deadline_s)
+        self.judge(found, tokens, namespace)
+        if found.commit.outcome == "admitted":
+            self.told[namespace].append(tokens)
+
+    @rule(which=st.integers(0, 7), namespace=st.sampled_from(NAMESPACES), deadline_s=st.sampled_from([0.0, 3600.0]))
+    def look(self, which, namespace, deadline_s):
+        tokens = self.prompts[which % len(self.prompts)]
+        self.judge(self.rig.look(tokens, namespace=namespace, deadline_s=deadline_s), tokens, namespace)
+
+    @rule(which=st.integers(0, 7))
+    @precondition(lambda self: len(self.held) < 2)
+    def hold(self, which):
+        tokens = self.prompts[which % len(self.prompts)]
+        self.held.append((self.rig.engine.acquire(tokens, deadline_s=3600.0), tokens))
+
+    @rule(release=st.booleans())
+    @precondition(lambda self: self.held)
+    def read_what_is_held(self, release):
+        lease, tokens = self.held[0]
+        if lease.usable_tokens:
+            try:
+                assert self.rig.lossy.verify(lease.load(), tokens[: lease.usable_tokens]).ok
+            except (LeaseExpired, StalePointer):  # refusing is always right
+                release = True
+        if release:
+            lease.release()
+            self.held.pop(0)
+
+    @rule(seconds=st.sampled_from([1.0, 30.0, 61.0]))
+    def time_passes(self, seconds):
+        self.clock.advance(seconds)
+        self.rig.engine.tick()
+
+    # -- steering -----------------------------------------------------------------------------------------------------
+
+    def some_ids(self, pick):
+        ids = self.rig.ids
+        return [ids[i % len(ids)] for i in pick] if ids else []
+
+    @rule(pick=st.lists(st.integers(0, 30), min_size=1, max_size=3), tree=st.booleans())
+    def evict(self, pick, tree):
+        self.rig.command("evict", prefix_ids=self.some_ids(pick), descendants=tree)
+
+    @rule(pick=st.lists(st.integers(0, 30), min_size=1, max_size=3), codec=st.sampled_from(["lossless", "int8"]))
+    def compress(self, pick, codec):
+        self.rig.command("compress", prefix_ids=self.some_ids(pick), codec=codec)
+
+    @rule(pick=st.lists(st.integers(0, 30), min_size=1, max_size=4), tier=st.sampled_from(["host", "disk"]))
+    def offload(self, pick, tier):
+        self.rig.command("offload", prefix_ids=self.some_ids(pick), tier=tier)
+
+    @rule(pick=st.lists(st.integers(0, 30), min_size=1, max_size=3))
+    def warm(self, pick):
+        self.rig.command("warm", prefix_ids=self.some_ids(pick))
+
+    @rule(pick=st.lists(st.integers(0, 30), min_size=1, max_size=2), off=st.booleans())
+    def pin(self, pick, off):
+        self.rig.command("unpin" if off else "pin", prefix_ids=self.some_ids(pick), ttl_s=40)
+
+    @rule()
+    def compact(self):
+        self.rig.command("compact")
+
+    @rule()
+    def scrub(self):
+        self.rig.command("scrub")
+
+    @rule(
+        mode=st.sampled_from(["normal", "normal", "no_disk", "resident_only", "full_only", "bypass"]),
+        prefixes=st.sampled_from([None, None, 2, 5]),
+        gpu=st.sampled_from([None, None, 40_000]),
+        host=st.sampled_from([None, 10_000]),
+        disk=st.sampled_from([None, 20_000]),
+    )
+    def steer(self, mode, prefixes, gpu, host, disk):
+        wanted = {"mode": mode, "cap_prefixes": prefixes, "cap_gpu_bytes": gpu, "cap_host_bytes": host}
+        self.rig.engine.reconfigure({**wanted, "cap_disk_bytes": disk}, revision=1)
+
+    # -- damage -------------------------------------------------------------------------------------------------------
+
+    @rule(which=st.integers(0, 50), how=st.sampled_from(["flip", "cut", "delete", "swap"]), at=st.floats(0, 0.999))
+    def damage(self, which, how, at):
+        files = self.rig.files()
+        if not files:
+            return
+        path = files[which % len(files)]
+        raw = bytearray(path.read_bytes())
+        if how == "flip":
+            raw[int(at * len(raw))] ^= 0x10
+            path.write_bytes(raw)
+        elif how == "cut":
+            path.write_bytes(raw[: int(at * len(raw))])
+        elif how == "delete":
+            path.unlink()
+        else:
+            other = files[(which + 1) % len(files)]
+            path.write_bytes(other.read_bytes())
+            other.write_bytes(raw)
+
+    @rule()
+    def restart(self):
+        for lease, _ in self.held:
+            lease.release()
+        self.held = []
+        self.rig.engine.close()
+        self.versions_are_dense()
+        self.open()
+
+    # -- what must hold -----------------------------------------------------------------------------------------------
+
+    def judge(self, found, tokens, namespace):
+        assert found.wrong_bytes == 0, found.first_wrong
+        assert found.usable <= found.lcp <= self.common(tokens, namespace)
+
+    def common(self, tokens, namespace):
+        """The longest run any committed prompt shares with `tokens`."""
+        best = 0
+        for told in self.told[namespace]:
+            n = min(len(told), len(tokens))
+            differ = np.flatnonzero(told[:n] != tokens[:n])
+            best = max(best, int(differ[0]) if len(differ) else n)
+        return best
+
+    @invariant()
+    def books_balance(self):
+        if hasattr(self, "rig"):
+            assert self.rig.engine.check() == []
+
+    @invariant()
+    def nothing_is_left_busy(self):
+        if hasattr(self, "rig"):
+            assert not [r for r in self.rig.engine.snapshot() if r["state.to"] == "FULL_RESTORE"]
+
+    def versions_are_dense(self):
+        """Every life's transition spans count 1, 2, 3...; and the counters say as many spans as arrived."""
+        engine, log = self.rig.engine, self.rig.log
+        engine.flush_telemetry()
+        lives = defaultdict(list)
+        for step in log.named("kvcache.transition"):
+            lives[step["kvcache.prefix.id"], step["kvcache.life"]].append(step["kvcache.version"])
+        assert all(versions == list(range(1, len(versions) + 1)) for versions in lives.values())
+        counters, tally = engine.counters(), engine.spans_recorded()
+        assert counters.transitions == sum(map(len, lives.values()))
+        assert counters.validations == len(log.named("kvcache.validate")) + tally.dropped_checks
+        assert counters.requests == len(log.named("kvcache.acquire"))
+        assert tally.recorded == len(log.spans)
+
+
+@pytest.mark.timeout(300)
+def test_no_sequence_of_requests_commands_and_damage_serves_a_wrong_byte(monkeypatch):
+    use_one_thread()
+    poison_freed_slots(monkeypatch)
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(
+        EngineMachine,
+        settings=settings(
+            max_examples=MAX_EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        ),
+    )
+
+
+MAX_EXAMPLES, STEPS = 30, 40
