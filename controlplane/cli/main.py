@@ -6,7 +6,21 @@ import sys
 
 import typer
 
-from controlplane.cli import act, alert, engine_host, identify, look, policy, replay, serve, spec, steer, token, up
+from controlplane.cli import (
+    act,
+    alert,
+    check,
+    engine_host,
+    identify,
+    look,
+    policy,
+    replay,
+    serve,
+    spec,
+    steer,
+    token,
+    up,
+)
 from controlplane.cli.exits import exit_code_of, show_error
 from controlplane.errors import ControlPlaneError
 
@@ -18,7 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for module in (up, serve, look, act, steer, policy, alert, token, identify):
+for module in (up, serve, look, act, steer, policy, alert, token, identify, check):
     module.register(app)
 app.command("engine")(engine_host.engine)
 app.command("replay")(replay.replay)
