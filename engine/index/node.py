@@ -10,8 +10,12 @@ R = TypeVar("R")
 
 
 def seed(namespace: str, fingerprint: str) -> Any:
-    """The hasher every prefix id of one namespace and one model starts from. NUL separates, so no two seeds collide."""
-    return sha256(b"kvdeck\0" + namespace.encode() + b"\0" + fingerprint.encode() + b"\0")
+    """The hasher every prefix id of one namespace and one model starts from.
+
+    Lengths come first: no namespace can be chosen so that it looks like another one followed by some tokens.
+    """
+    name, model = namespace.encode(), fingerprint.encode()
+    return sha256(b"kvdeck\0%d\0%d\0%b%b" % (len(name), len(model), name, model))
 
 
 def prefix_id_of(hasher: Any) -> str:

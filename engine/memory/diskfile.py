@@ -116,7 +116,10 @@ def parse_header(raw: memoryview | bytes, size: int, name: str) -> tuple[dict[st
     if length > HEADER_LIMIT_BYTES or 8 + length > size:
         raise CorruptObject(f"{name}: its header claims {length:,} bytes, the file has {size:,}")
     try:
-        parsed = json.loads(bytes(raw[8 : 8 + length]))
+        text = bytes(raw[8 : 8 + length])
+        if not text.rstrip(b" ").endswith(b"}"):
+            raise CorruptObject(f"{name}: its header is padded by something that was never written")
+        parsed = json.loads(text)
         metadata = parsed.pop("__metadata__")
         if metadata["format"] != FORMAT:
             raise CorruptObject(f"{name}: its format is {metadata['format']!r}, this version reads {FORMAT!r}")

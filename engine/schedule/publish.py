@@ -298,8 +298,9 @@ class Publisher:
                 continue
             tail = tokens[page * self._ledger.index.page_bytes : boundary * TOKEN_BYTES]
             holdings = {k: self._holding(k, copy, len(copy.slots), draft.content) for k, copy in blocks.items()}
-            checkpoint_id = self._ledger.index.id_with_tail(node, tail) if tail else node.record.prefix_id
-            self._ledger.add_checkpoint(node, Checkpoint(checkpoint_id, boundary, tail, holdings, node.record.prefix_id))
+            owner_id = node.record.prefix_id
+            checkpoint_id = self._ledger.index.id_with_tail(node, tail) if tail else owner_id
+            self._ledger.add_checkpoint(node, Checkpoint(checkpoint_id, boundary, tail, holdings, owner_id))
             added.append(boundary)
         draft.blocks = {}
         return tuple(added)

@@ -19,7 +19,6 @@ from engine.memory.holding import Holding
 from engine.model.objects import ObjectKind, PrefixLayouts
 from engine.model.spec import ModelSpec
 
-
 _READABLE = frozenset((NATIVE, *CODECS))
 
 
