@@ -23,7 +23,10 @@ _INT32 = np.dtype("<i4")
 def token_bytes(tokens: Tokens) -> bytes:
     """The bytes the index compares. Raises `StateMismatch` for more than one dimension, non-integers or ids that do
     not fit 32 bits. An int32 array is taken as it is: negative ids are odd, not harmful."""
-    found = np.asarray(tokens.numpy(force=True) if hasattr(tokens, "numpy") else tokens)
+    try:
+        found = np.asarray(tokens.numpy(force=True) if hasattr(tokens, "numpy") else tokens)
+    except ValueError as error:
+        raise StateMismatch("tokens are a ragged sequence; they must be integers in one dimension") from error
     if found.size == 0:
         return b""
     if found.ndim != 1 or found.dtype.kind not in "iu":

@@ -160,6 +160,9 @@ class Transfer:
                     ) from error
                 self._wait(attempt)
                 continue
+            except BaseException:  # not known to be harmless, and a trial in half-open state must end
+                self.breaker.failed()
+                raise
             self.breaker.succeeded()
             io.add((self._clock.monotonic_ns() - started) / NS_PER_S, n_bytes)
             return result

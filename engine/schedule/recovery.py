@@ -20,6 +20,8 @@ from engine.schedule.room import Room
 from engine.schedule.validation import Check, Validation, Verdict
 from engine.telemetry.ring import NO_SPAN, SpanContext, new_span
 
+LONGEST_WAIT_S = 1e6  # "for ever" (inf) is a deadline too, and no integer
+
 
 @dataclass(slots=True, eq=False)
 class RestoreJob:
@@ -233,4 +235,4 @@ def count_checks(ledger: Ledger, checks: tuple[Check, ...]) -> None:
 
 
 def deadline_after(now_ns: int, seconds: float) -> int:
-    return now_ns + int(seconds * NS_PER_S)
+    return now_ns + int(min(seconds, LONGEST_WAIT_S) * NS_PER_S)

@@ -164,6 +164,16 @@ def test_a_request_that_gives_up_waiting_leaves_the_restore_to_end_by_itself(mak
     rig.assert_clean()
 
 
+@pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("inf")])
+def test_any_deadline_is_answered(make_rig, deadline_s):
+    rig = make_rig(host_bytes=1 << 20)
+    tokens = prompt(4 * rig.page)
+    rig.command("offload", prefix_ids=[rig.commit(tokens).prefix_id], tier="host")
+    found = rig.look(tokens, deadline_s=deadline_s)
+    assert (found.usable, found.wrong_bytes) == (len(tokens) if deadline_s > 0 else 0, 0)
+    rig.assert_clean()
+
+
 # -- leases ----------------------------------------------------------------------------------------------------------
 
 
