@@ -94,6 +94,15 @@ def unpack_block(layout: Layout, boundary: int, page_tokens: int, data: torch.Te
     return found
 
 
+def empty_sections(layout: Layout, device: torch.device) -> dict[SegmentKey, torch.Tensor]:
+    """Boundary sections of no rows: what a block holds at a position where the model keeps nothing."""
+    return {
+        segment.key: torch.empty((0, segment.width), dtype=torch_dtype(segment.dtype), device=device)
+        for segment in layout.segments
+        if segment.key.section != "entries"
+    }
+
+
 def join(parts: Sequence[dict[SegmentKey, torch.Tensor]]) -> dict[SegmentKey, torch.Tensor]:
     """Concatenate entries along tokens."""
     if not parts:

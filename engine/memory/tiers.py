@@ -21,7 +21,7 @@ from engine.memory.codec import CODECS, NATIVE, NATIVE_META, CodecMeta, PageCode
 from engine.memory.disk import DiskFile, DiskTier
 from engine.memory.diskfile import ObjectHeader
 from engine.memory.holding import Bound, DiskCopy, Holding, SlotCopy, Tier
-from engine.memory.layout import join, unpack_block, unpack_pages
+from engine.memory.layout import empty_sections, join, unpack_block, unpack_pages
 from engine.memory.state import LoadedState
 from engine.memory.transfer import CopyStream, Transfer
 from engine.model.objects import ObjectKind, PrefixLayouts, SegmentKey
@@ -230,6 +230,8 @@ class Tiers:
             layout = self.layouts.of(kind)
             entries.update(join([unpack_pages(layout, data) for data in self._gather(bounds)]))
         boundary_tensors: dict[SegmentKey, torch.Tensor] = {}
+        if not replay_tokens and ObjectKind.UNCOMPRESSED_TAIL not in blocks:  # empty by layout, which is not absent
+            boundary_tensors.update(empty_sections(self.layouts.tail, self.gpu.buffer.device))
         for kind, bound in blocks.items():
             data = self._read_proven(bound.pointer.page_class, bound.pointer.slots, [bound])
             for key, tensor in unpack_block(self.layouts.of(kind), boundary, page_tokens, data).items():

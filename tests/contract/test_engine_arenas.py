@@ -1,0 +1,64 @@
+"""One suite for the arenas of an engine: the GPU tier (on a CPU here) and the host tier behave alike."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from engine.errors import StalePointer
+
+
+@pytest.fixture(params=["gpu", "host"])
+def arena(request, make_rig):
+    rig = make_rig(gpu_bytes=512 << 10, host_bytes=512 << 10)
+    return rig.ledger.tiers.arena(request.param)
+
+
+CLASSES = ("compressed_kv", "indexer_state", "swa_window", "uncompressed_tail", "compressed_kv+lossless")
+
+
+@pytest.mark.parametrize("page_class", CLASSES)
+def test_what_is_written_is_read_back_in_any_order(arena, page_class):
+    slots = arena.take(page_class, 9)
+    data = torch.randint(0, 256, (9, arena.slot_bytes(page_class)), dtype=torch.uint8)
+    arena.write(page_class, slots, data)
+    order = np.random.default_rng(0).permutation(9)
+    assert torch.equal(arena.read(page_class, slots[order]), data[order])
+
+
+def test_reading_gives_a_copy(arena):
+    slots = arena.take("swa_window", 1)
+    arena.write("swa_window", slots, torch.zeros((1, arena.slot_bytes("swa_window")), dtype=torch.uint8))
+    before = arena.read("swa_window", slots)
+    arena.write("swa_window", slots, torch.ones((1, arena.slot_bytes("swa_window")), dtype=torch.uint8))
+    assert int(before.sum()) == 0
+
+
+def test_taking_is_all_or_nothing(arena):
+    live = arena.live_bytes
+    assert arena.take("swa_window", 10_000) is None
+    assert arena.live_bytes == live
+    assert arena.violations() == []
+
+
+def test_a_freed_slot_makes_its_pointer_stale_even_when_it_is_taken_again(arena):
+    slots = arena.take("swa_window", 2)
+    pointer = arena.point("swa_window", slots)
+    arena.check_current(pointer)
+    arena.give("swa_window", slots[:1])
+    assert arena.take("swa_window", 1).tolist() == slots[:1].tolist()
+    with pytest.raises(StalePointer):
+        arena.check_current(pointer)
+
+
+def test_addresses_lie_inside_the_buffer_and_apart(arena):
+    at = []
+    for page_class in CLASSES:
+        size = arena.slot_bytes(page_class)
+        at += [(int(a), int(a) + size) for a in arena.addresses(page_class, arena.take(page_class, 5))]
+    at.sort()
+    assert all(end <= start for (_, end), (start, _) in pairwise(at))
+    assert at[-1][1] <= arena.total_bytes
