@@ -179,7 +179,8 @@ class LeaseTable:
         return len(over)
 
     def oldest_s(self) -> float:
-        oldest = min((x.created_ns for x in self._live.values()), default=None)
+        # A copy: the metrics thread asks without the lock.
+        oldest = min((x.created_ns for x in list(self._live.values())), default=None)
         return 0.0 if oldest is None else (self._clock.monotonic_ns() - oldest) / NS_PER_S
 
     def live(self) -> list[Lease]:

@@ -8,7 +8,7 @@ Every drop is counted. Tuples are read only by `pump.py`.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import getrandbits
@@ -58,7 +58,7 @@ class Tally:
     """What was recorded and what was dropped, in spans. `recorded` - `dropped` must reach the receivers."""
 
     recorded: int = 0
-    by_name: dict[str, int] = field(default_factory=dict)
+    by_name: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     dropped_checks: int = 0
     dropped_requests: int = 0
 
@@ -136,7 +136,8 @@ class Ring:
     def _count(self, name: str, n: int) -> None:
         tally = self.tally
         tally.recorded += n
-        tally.by_name[name] = tally.by_name.get(name, 0) + n
+        # No call between reading and writing: threads change places at calls, and a count would be lost.
+        tally.by_name[name] += n
 
     @property
     def waiting(self) -> int:

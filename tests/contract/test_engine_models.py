@@ -12,9 +12,8 @@ from engine.model.spec import Compressed, Field, Layer, ModelSpec, Sliding
 def tail_of_buffers_only():
     """Compressed history whose tail is nothing but buffers, and empty at a page boundary: no preset has that."""
     entry, buffers = (Field(name="e", dtype="bfloat16", width=8),), (Field(name="b", dtype="float32", width=4),)
-    return ModelSpec(
-        name="buffers", revision="1", page_tokens=32, layers=(Layer(parts=(Compressed(ratio=8, fields=entry, buffers=buffers),)),)
-    )  # fmt: skip
+    layer = Layer(parts=(Compressed(ratio=8, fields=entry, buffers=buffers),))
+    return ModelSpec(name="buffers", revision="1", page_tokens=32, layers=(layer,))
 
 
 def windows_only():

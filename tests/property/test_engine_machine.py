@@ -12,19 +12,35 @@ import pytest
 from engine_support import Rig, fork, poison_freed_slots, prompt
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from engine.clock import ManualClock
 from engine.errors import LeaseExpired, StalePointer
 from engine.integrations.synthetic import use_one_thread
 
-TIERS = {"gpu_bytes": 7 * (16 << 10), "host_bytes": 3 * (16 << 10), "disk_bytes": 160 << 10, "slab_bytes": 16 << 10}
+SLAB_BYTES = 16 << 10
+# Slabs of GPU and host, and bytes of disk, that about eight prompts overflow; slots of the models differ in size.
+SIZES = {
+    "small-deepseek-v4": (7, 3, 160 << 10),
+    "small-gemma-3": (14, 6, 400 << 10),
+    "small-qwen3-next": (9, 4, 250 << 10),
+}
+EXAMPLES = 30
 NAMESPACES = ("default", "tenant/ä")
 LENGTHS = st.sampled_from([1, 63, 64, 65, 100, 128, 129, 191, 192, 200, 256, 300, 333, 384])
 
 
 class EngineMachine(RuleBasedStateMachine):
     """`told` is the naive model: every (namespace, tokens) ever committed, whole prompts, never forgotten."""
+
+    model = "small-deepseek-v4"
 
     @initialize()
     def start(self):
@@ -38,7 +54,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     def open(self):
         self.clock.advance(1.0)  # two starts within one nanosecond are not of this world
-        self.rig = Rig(clock=self.clock, data_dir=self.folder, lease_s=60.0, codec="int8", **TIERS)
+        gpu, host, disk_bytes = SIZES[self.model]
+        self.rig = Rig(
+            self.model, clock=self.clock, data_dir=self.folder, lease_s=60.0, codec="int8", slab_bytes=SLAB_BYTES,
+            gpu_bytes=gpu * SLAB_BYTES, host_bytes=host * SLAB_BYTES, disk_bytes=disk_bytes,
+        )  # fmt: skip
 
     def teardown(self):
         if hasattr(self, "rig"):
@@ -216,21 +236,16 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(300)
-def test_no_sequence_of_requests_commands_and_damage_serves_a_wrong_byte(monkeypatch):
+@pytest.mark.parametrize("model", sorted(SIZES))
+def test_no_sequence_of_requests_commands_and_damage_serves_a_wrong_byte(monkeypatch, model):
     use_one_thread()
     poison_freed_slots(monkeypatch)
-    from hypothesis.stateful import run_state_machine_as_test
-
-    run_state_machine_as_test(
-        EngineMachine,
-        settings=settings(
-            max_examples=MAX_EXAMPLES,
-            stateful_step_count=STEPS,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            print_blob=True,
-        ),
+    machine = type("Machine", (EngineMachine,), {"model": model})
+    limits = settings(
+        max_examples=EXAMPLES,
+        stateful_step_count=40,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=True,
     )
-
-
-MAX_EXAMPLES, STEPS = 30, 40
+    run_state_machine_as_test(machine, settings=limits)
