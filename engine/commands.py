@@ -166,7 +166,7 @@ class Commands:
             job, reason = self._restore_job(prefix_id, cause, span)
             if job is not None and job.steps:
                 try:
-                    found = self._run(Form.OFFLOADED, partial(self._recovery.run, job))
+                    found = self._run(job.form, partial(self._recovery.run, job))
                 except QueueFull as error:
                     job.failure = error.code
                     found = self._recovery.run(job)  # with a failure set it only undoes the marks

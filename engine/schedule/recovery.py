@@ -16,6 +16,7 @@ from engine.errors import CorruptObject, EngineError, OutOfMemory
 from engine.memory.holding import Holding, SlotCopy, Tier
 from engine.model.objects import BOUNDARY_KINDS, ObjectKind
 from engine.schedule.ledger import Ledger, PrefixNode
+from engine.schedule.queues import Form
 from engine.schedule.room import Room
 from engine.schedule.validation import Check, Validation, Verdict
 from engine.telemetry.ring import NO_SPAN, SpanContext, new_span
@@ -37,6 +38,17 @@ class RestoreJob:
     restored_bytes: int = 0
     failure: str = ""
     all_checkpoints: bool = False
+
+    @property
+    def form(self) -> Form:
+        """The queue it belongs to, by what is missing: history pages outweigh indexer pages, those a window or tail.
+
+        Short work (a window) then never waits behind long work (history from disk).
+        """
+        missing = {kind for node in self.steps for kind, h in node.record.spans.items() if h.gpu is None}
+        if ObjectKind.COMPRESSED_KV in missing:
+            return Form.OFFLOADED
+        return Form.INDEXED if missing else Form.WINDOWED
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from engine.memory.holding import Bound, Tier
 from engine.model.objects import ObjectKind
 from engine.schedule.ledger import Ledger, PrefixNode
 from engine.schedule.plan import Outlook, Planner, RecoveryPlan, kinds_served
-from engine.schedule.queues import Form, FormQueues, QueueFull
+from engine.schedule.queues import FormQueues, QueueFull
 from engine.schedule.recovery import Recovery, RestoreJob, count_checks, deadline_after
 from engine.schedule.validation import Boundary, Verdict
 from engine.telemetry.ring import SpanContext, new_span
@@ -129,7 +129,7 @@ class Server:
             left_s = (request.deadline_ns - ledger.clock.monotonic_ns()) / NS_PER_S
             ledger.settled.wait(max(0.001, min(0.05, left_s)))
             return job
-        if self._queues[Form.OFFLOADED].full:
+        if self._queues[job.form].full:
             return None
         pin_path(target)
         request.pinned.append(target)
@@ -143,7 +143,7 @@ class Server:
         if not job.steps:
             return
         try:
-            future = self._queues[Form.OFFLOADED].submit(lambda: self._recovery.run(job))
+            future = self._queues[job.form].submit(lambda: self._recovery.run(job))
         except QueueFull:
             job.failure = "queue_full"
             self._recovery.run(job)  # undoes the marks: with a failure set, every step goes back to where it was
