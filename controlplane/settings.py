@@ -27,6 +27,7 @@ class Settings:
 
     database_url: str
     data_dir: Path
+    url: str = ""  # for the dashboard: a control plane on another machine; empty: the one on this machine
     host: str = "127.0.0.1"
     api_port: int = 8410
     dashboard_port: int = 8411
@@ -151,4 +152,5 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "dashboard_port": _port,
     "trace_url": _trace_url,
     "alert_webhook_url": _web_url,
+    "url": _web_url,
 }

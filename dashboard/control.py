@@ -26,7 +26,7 @@ def settings() -> Settings:
 @contextmanager
 def client(token: str | None, *, timeout_seconds: float = ACT_SECONDS) -> Iterator[ControlPlaneClient]:
     """A client for one action. Its methods raise ControlPlaneErrors, as do all functions here."""
-    with ControlPlaneClient(settings().api_url, token, timeout_seconds=timeout_seconds) as opened:
+    with ControlPlaneClient(settings().url or settings().api_url, token, timeout_seconds=timeout_seconds) as opened:
         yield opened
 
 

@@ -1,4 +1,4 @@
-"""Files are damaged under a running deck: caught, quarantined, shown, never served; the deck steps down and up again."""
+"""Files are damaged under a running deck: caught, quarantined, shown, never served; the deck recovers by itself."""
 
 from __future__ import annotations
 
