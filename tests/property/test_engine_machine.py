@@ -25,15 +25,15 @@ from engine.clock import ManualClock
 from engine.errors import LeaseExpired, StalePointer
 from engine.integrations.synthetic import use_one_thread
 
-SLAB_BYTES = 16 << 10
-# Slabs of GPU and host, and bytes of disk, that about eight prompts overflow; slots of the models differ in size.
+SLAB_BYTES = 10 << 10
+# Slabs of GPU and host, and bytes of disk, that a few prompts overflow; slots of the models differ in size.
 SIZES = {
-    "small-deepseek-v4": (7, 3, 160 << 10),
-    "small-gemma-3": (14, 6, 400 << 10),
-    "small-qwen3-next": (9, 4, 250 << 10),
+    "small-deepseek-v4": (8, 4, 70 << 10),
+    "small-gemma-3": (18, 9, 150 << 10),
+    "small-qwen3-next": (16, 7, 110 << 10),
 }
 EXAMPLES = 30
-NAMESPACES = ("default", "tenant/ä")
+NAMESPACES = ("default", "default", "tenant/ä")
 LENGTHS = st.sampled_from([1, 63, 64, 65, 100, 128, 129, 191, 192, 200, 256, 300, 333, 384])
 
 
@@ -47,7 +47,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="kvdeck-machine-"))
         self.clock = ManualClock()
         self.told: dict[str, list[np.ndarray]] = defaultdict(list)
-        self.prompts = [prompt(300, 0)]
+        trunk = prompt(384, 0)
+        self.prompts = [trunk, *(fork(trunk, at, n, n) for at, n in ((64, 256), (130, 300), (256, 384), (0, 333)))]
         self.held: list = []
         self.counted = 0
         self.open()
@@ -70,33 +71,39 @@ class EngineMachine(RuleBasedStateMachine):
 
     # -- prompts ------------------------------------------------------------------------------------------------------
 
-    @rule(of=st.integers(0, 7), share=LENGTHS, length=LENGTHS, seed=st.integers(1, 3))
+    @rule(of=st.integers(0, 9), share=LENGTHS, length=LENGTHS, seed=st.integers(1, 3))
     def branch(self, of, share, length, seed):
         base = self.prompts[of % len(self.prompts)]
         at = min(share, length, len(base))
-        self.prompts = [*self.prompts, fork(base, at, length, seed)][-8:]
+        self.prompts = [*self.prompts, fork(base, at, length, seed)][-10:]
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
     @rule(
-        which=st.integers(0, 7),
+        which=st.lists(st.integers(0, 9), min_size=1, max_size=5),
         namespace=st.sampled_from(NAMESPACES),
         extra=st.lists(LENGTHS, max_size=2),
-        deadline_s=st.sampled_from([0.0, 3600.0]),
+        deadline_s=st.sampled_from([3600.0, 3600.0, 0.0]),
     )
-    def request(self, which, namespace, extra, deadline_s):
-        tokens = self.prompts[which % len(self.prompts)]
-        found = self.rig.serve(tokens, namespace=namespace, extra=extra, deadline_s=deadline_s)
-        self.judge(found, tokens, namespace)
-        if found.commit.outcome == "admitted":
-            self.told[namespace].append(tokens)
+    def requests(self, which, namespace, extra, deadline_s):
+        for i in which:
+            tokens = self.prompts[i % len(self.prompts)]
+            found = self.rig.serve(tokens, namespace=namespace, extra=extra, deadline_s=deadline_s)
+            self.judge(found, tokens, namespace)
+            if found.commit.outcome == "admitted":
+                self.told[namespace].append(tokens)
+            self.books_balance()
 
-    @rule(which=st.integers(0, 7), namespace=st.sampled_from(NAMESPACES), deadline_s=st.sampled_from([0.0, 3600.0]))
+    @rule(
+        which=st.integers(0, 9),
+        namespace=st.sampled_from(NAMESPACES),
+        deadline_s=st.sampled_from([3600.0, 3600.0, 0.0]),
+    )
     def look(self, which, namespace, deadline_s):
         tokens = self.prompts[which % len(self.prompts)]
         self.judge(self.rig.look(tokens, namespace=namespace, deadline_s=deadline_s), tokens, namespace)
 
-    @rule(which=st.integers(0, 7))
+    @rule(which=st.integers(0, 9))
     @precondition(lambda self: len(self.held) < 2)
     def hold(self, which):
         tokens = self.prompts[which % len(self.prompts)]
@@ -155,9 +162,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.rig.command("scrub")
 
     @rule(
-        mode=st.sampled_from(["normal", "normal", "no_disk", "resident_only", "full_only", "bypass"]),
-        prefixes=st.sampled_from([None, None, 2, 5]),
-        gpu=st.sampled_from([None, None, 40_000]),
+        mode=st.sampled_from(
+            ["normal", "normal", "normal", "normal", "no_disk", "resident_only", "full_only", "bypass"]
+        ),
+        prefixes=st.sampled_from([None, None, None, 5]),
+        gpu=st.sampled_from([None, None, None, 40_000]),
         host=st.sampled_from([None, 10_000]),
         disk=st.sampled_from([None, 20_000]),
     )
