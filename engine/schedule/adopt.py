@@ -69,6 +69,7 @@ class Adopter:
                 if node.record.state is State.NEW:
                     ledger.place(node)
                     ledger.move(node, State.PARTIAL_OFFLOAD, CauseOf(Cause.ADOPT))
+        self._room.trim_below()
         self._tiers.sweep()
         return Adoption(prefixes=prefixes, checkpoints=checkpoints, orphans=orphans + lost + more, damaged=damaged)
 

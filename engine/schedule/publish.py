@@ -119,6 +119,7 @@ class Publisher:
     def keep_caps(self) -> bool:
         """Evict down to the caps as they are now. False: leases and pins hold more than that."""
         kept = self._room.keep_caps(0, 0)
+        self._room.trim_below()
         self._tiers.sweep()
         return kept
 

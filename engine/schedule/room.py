@@ -19,7 +19,7 @@ from engine.memory.arena import Slots
 from engine.memory.checksum import PageSums
 from engine.memory.diskfile import ObjectHeader
 from engine.memory.holding import DiskCopy, Holding, SlotCopy, Tier
-from engine.model.objects import BOUNDARY_KINDS
+from engine.model.objects import BOUNDARY_KINDS, ObjectKind
 from engine.schedule.ledger import Ledger, PrefixNode
 
 if TYPE_CHECKING:
@@ -86,6 +86,12 @@ class Room:
             if copying:
                 self._finish_shed(node, cause)
         return False
+
+    def trim_below(self) -> None:
+        """Let host and disk leave what their caps, or a smaller quota than the last start's, no longer allow."""
+        if self._tiers.host is not None:
+            self._take_host(str(ObjectKind.COMPRESSED_KV), 0, None)
+        self._reserve_disk(0, None, may_evict=True)
 
     def _within_cap(self, page_class: str, n: int) -> bool:
         cap, gpu = self._ledger.caps.gpu_bytes, self._tiers.gpu
@@ -232,7 +238,7 @@ class Room:
             self._ledger.place(node)
         return True
 
-    def _take_host(self, page_class: str, n: int, wanting: PrefixNode) -> Slots | None:
+    def _take_host(self, page_class: str, n: int, wanting: PrefixNode | None) -> Slots | None:
         ledger, host = self._ledger, self._tiers.host
         if host is None:
             return None
@@ -252,7 +258,7 @@ class Room:
                 self._spill(node, cause)
         return None
 
-    def _next_to_leave_host(self, wanting: PrefixNode, cause: CauseOf) -> PrefixNode | None:
+    def _next_to_leave_host(self, wanting: PrefixNode | None, cause: CauseOf) -> PrefixNode | None:
         """The next prefix off the host: at once if it has other copies, else marked busy to be written. Locked."""
         ledger = self._ledger
         for node in ledger.orders[Tier.HOST].oldest(lambda n: n is not wanting and ledger.may_leave(n)):
@@ -376,7 +382,7 @@ class Room:
                 self._ledger.quarantine(node, holding, tier, CauseOf(Cause.CORRUPTION, "checksum_mismatch"))
             raise
 
-    def _reserve_disk(self, n_bytes: int, wanting: PrefixNode, may_evict: bool) -> bool:
+    def _reserve_disk(self, n_bytes: int, wanting: PrefixNode | None, may_evict: bool) -> bool:
         ledger, disk = self._ledger, self._tiers.disk
         if disk is None:
             return False
@@ -391,7 +397,7 @@ class Room:
             self._tiers.sweep()
         return False
 
-    def _shed_disk(self, wanting: PrefixNode, cause: CauseOf) -> bool:
+    def _shed_disk(self, wanting: PrefixNode | None, cause: CauseOf) -> bool:
         """Drop the oldest prefix's disk copies, leaves first so that the disk stays closed under ancestors."""
         ledger = self._ledger
 
@@ -413,8 +419,8 @@ class Room:
         return False
 
 
-def _is_ancestor(node: PrefixNode, of: PrefixNode) -> bool:
-    walk: PrefixNode | None = of
+def _is_ancestor(node: PrefixNode, of: PrefixNode | None) -> bool:
+    walk = of
     while walk is not None:
         if walk is node:
             return True

@@ -92,7 +92,7 @@ class Server:
                     request.avoid(plan.slowest_tier)
                 else:
                     self._await(job, request)
-                    if not job.failure and job.steps:
+                    if job.steps and not (job.failure or job.late):
                         request.restored_from = _slower(request.restored_from, plan.slowest_tier)
             raise AssertionError("unreachable: the last round plans with no time for restores")
         finally:

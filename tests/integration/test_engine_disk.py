@@ -213,6 +213,20 @@ def test_a_restart_serves_what_was_held_split_and_all(make_rig, tmp_path, name):
     again.assert_clean()
 
 
+def test_a_start_with_a_smaller_quota_keeps_what_fits(make_rig, tmp_path):
+    rig = make_rig(data_dir=tmp_path, **DISK)
+    prompts = [prompt(300, seed) for seed in range(6)]
+    for tokens in prompts:
+        rig.serve(tokens)
+    rig.engine.close()
+    rig.clock.advance(1)
+    again = make_rig(data_dir=tmp_path, clock=rig.clock, gpu_bytes=1 << 20, disk_bytes=60_000)
+    assert 0 < again.engine.stats()["tiers"]["disk"]["live_bytes"] <= 60_000
+    again.assert_clean()
+    for tokens in prompts:
+        assert again.look(tokens).wrong_bytes == 0
+
+
 def test_files_of_other_weights_are_not_adopted(make_rig, tmp_path):
     rig = make_rig(data_dir=tmp_path, **DISK)
     tokens = prompt(4 * rig.page)
