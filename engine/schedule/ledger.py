@@ -297,6 +297,8 @@ class Ledger:
         A lease that still points at a damaged GPU copy raises `StalePointer` from now on: better than a wrong byte.
         """
         record = node.record
+        if not any(held is holding for held in record.holdings()):
+            return  # split or replaced while its bytes were proven: its pages have other owners, who will find it
         self.damages.append(
             Damage(prefix_id=record.prefix_id, kind=str(holding.kind), reason=cause.reason, at_ns=self.clock.wall_ns())
         )

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from engine_support import fork, prompt
 
-from engine.errors import LeaseExpired, StalePointer
+from engine.errors import CorruptObject, LeaseExpired, StalePointer
 
 
 @contextmanager
@@ -232,3 +232,68 @@ def test_an_ancestor_split_while_its_child_is_written_to_disk_leaves_a_folder_th
         found = again.look(tokens)
         assert (found.usable, found.wrong_bytes) == (len(tokens), 0)
     again.assert_clean()
+
+
+def test_a_scrub_that_finds_damage_in_a_prefix_split_meanwhile_counts_no_page_twice(make_rig, tmp_path):
+    rig = make_rig(disk_bytes=8 << 20, data_dir=tmp_path)
+    trunk = prompt(6 * rig.page)
+    rig.command("offload", prefix_ids=[rig.commit(trunk).prefix_id], tier="disk")
+    path = next(p for p in rig.files() if "-compressed_kv-" in p.name)
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    other = fork(trunk, 2 * rig.page, 8 * rig.page, 2)
+    with stopped_at(rig.engine._reformer._tiers, "disk_bytes", lambda: rig.engine._reformer.scrub(1 << 30)):
+        rig.commit(other)
+    rig.assert_clean()
+    for tokens in (trunk, other):
+        assert rig.look(tokens).wrong_bytes == 0
+        rig.assert_clean()
+    rig.command("scrub")
+    rig.assert_clean()
+
+
+def test_memory_found_damaged_by_a_load_is_not_served_to_the_next(make_rig):
+    rig = make_rig()
+    tokens = prompt(6 * rig.page)
+    for kind in ("compressed_kv", "indexer_state", "swa_window", "uncompressed_tail"):
+        prefix_id = rig.commit(tokens).prefix_id
+        lease = rig.engine.acquire(tokens)
+        assert lease.usable_tokens == len(tokens)
+        record = rig.node(prefix_id).record
+        holding = {**record.spans, **record.checkpoints[len(tokens)].blocks}[kind]
+        gpu = rig.ledger.tiers.gpu
+        gpu.buffer[gpu.addresses(holding.gpu.page_class, holding.gpu.slots)[-1]] ^= 1
+        with pytest.raises(CorruptObject):
+            lease.load()
+        with pytest.raises(StalePointer):
+            lease.load()
+        lease.release()
+        found = rig.look(tokens)
+        assert (found.usable, found.wrong_bytes) == (0, 0)
+        rig.assert_clean()
+
+
+def test_a_load_that_proves_a_prefix_split_meanwhile_keeps_the_books(make_rig):
+    rig = make_rig()
+    trunk = prompt(6 * rig.page)
+    prefix_id = rig.commit(trunk).prefix_id
+    lease = rig.engine.acquire(trunk)
+    copy, gpu = rig.node(prefix_id).record.spans["compressed_kv"].gpu, rig.ledger.tiers.gpu
+    gpu.buffer[gpu.addresses(copy.page_class, copy.slots)[-1]] ^= 1
+    other = fork(trunk, 2 * rig.page, 8 * rig.page, 2)
+
+    def reading():
+        with pytest.raises(CorruptObject):
+            lease.load()
+
+    with stopped_at(rig.ledger.tiers, "gpu_bytes_on_host", reading):
+        rig.commit(other)
+    lease.release()
+    rig.assert_clean()
+    for tokens in (trunk, other, trunk[: 2 * rig.page]):
+        try:
+            assert rig.look(tokens).wrong_bytes == 0
+        except CorruptObject:  # found and refused, if it was not yet
+            assert rig.look(tokens).wrong_bytes == 0
+        rig.assert_clean()
