@@ -1,7 +1,7 @@
 # Two commands matter: `make up` runs the deck, `make test` proves it. Both install what they need first.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help up test check lint types contracts bench screenshots clean
+.PHONY: help up test check lint types contracts bench lock clean
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@free_kb=$$(df -Pk . | awk 'NR==2 {print $$4}'); [ "$$free_kb" -gt 3000000 ] || { echo "the installation needs 3 GB of disk here, $$((free_kb / 1024)) MB are free: make room and run this again"; exit 1; }
 	@echo "installing into $(VENV) (once; about a minute) ..."
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' || { echo "the installation failed: the lines above say why; check the network and the disk, then run this again"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' || { echo "the installation failed: the lines above say why; check the network and the disk, then run this again"; exit 1; }
 	@touch $(STAMP)
 
 up: $(STAMP)  ## run the deck on 127.0.0.1: control plane, engine with a live workload, dashboard
@@ -50,6 +50,9 @@ browser:
 	  echo "installing Chromium for the browser tests ..."; \
 	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
 	  || { echo "the browser tests need Chromium: install the package 'chromium' of your system and run this again"; exit 1; }; }
+
+lock: $(STAMP)  ## write constraints.txt from what is installed now
+	@{ echo "# The resolved lock. Regenerate: \`make lock\`"; $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//'; } > constraints.txt
 
 clean:  ## remove the installation and caches; var/ (history, prefixes on disk) stays
 	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from engine.clock import ManualClock
-from engine.errors import LeaseExpired, StalePointer
+from engine.errors import CorruptObject, LeaseExpired, StalePointer
 from engine.integrations.synthetic import use_one_thread
 
 SLAB_BYTES = 10 << 10
@@ -88,7 +89,10 @@ class EngineMachine(RuleBasedStateMachine):
     def requests(self, which, namespace, extra, deadline_s):
         for i in which:
             tokens = self.prompts[i % len(self.prompts)]
-            found = self.rig.serve(tokens, namespace=namespace, extra=extra, deadline_s=deadline_s)
+            try:
+                found = self.rig.serve(tokens, namespace=namespace, extra=extra, deadline_s=deadline_s)
+            except CorruptObject:  # damaged memory, found by the load: refusing is right
+                continue
             self.judge(found, tokens, namespace)
             if found.commit.outcome == "admitted":
                 self.told[namespace].append(tokens)
@@ -101,7 +105,8 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def look(self, which, namespace, deadline_s):
         tokens = self.prompts[which % len(self.prompts)]
-        self.judge(self.rig.look(tokens, namespace=namespace, deadline_s=deadline_s), tokens, namespace)
+        with suppress(CorruptObject):
+            self.judge(self.rig.look(tokens, namespace=namespace, deadline_s=deadline_s), tokens, namespace)
 
     @rule(which=st.integers(0, 9))
     @precondition(lambda self: len(self.held) < 2)
@@ -116,7 +121,7 @@ class EngineMachine(RuleBasedStateMachine):
         if lease.usable_tokens:
             try:
                 assert self.rig.lossy.verify(lease.load(), tokens[: lease.usable_tokens]).ok
-            except (LeaseExpired, StalePointer):  # refusing is always right
+            except (LeaseExpired, StalePointer, CorruptObject):  # refusing is always right
                 release = True
         if release:
             lease.release()
@@ -194,6 +199,20 @@ class EngineMachine(RuleBasedStateMachine):
             other = files[(which + 1) % len(files)]
             path.write_bytes(other.read_bytes())
             other.write_bytes(raw)
+
+    @rule(which=st.integers(0, 200), tier=st.sampled_from(["gpu", "host"]), at=st.integers(0, 1 << 20))
+    def damage_memory(self, which, tier, at):
+        arena = self.rig.ledger.tiers.arena(tier)
+        copies = [
+            copy
+            for node in self.rig.ledger.index.walk()
+            for holding in node.record.holdings()
+            if (copy := getattr(holding, tier)) is not None and len(copy.slots)
+        ]
+        if copies:
+            copy = copies[which % len(copies)]
+            address = arena.addresses(copy.page_class, copy.slots)[at % len(copy.slots)]
+            arena.buffer[int(address) + at % copy.page_bytes] ^= 0x20
 
     @rule()
     def restart(self):
