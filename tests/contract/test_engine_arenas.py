@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from engine import Tier
 from engine.errors import StalePointer
 
 
 @pytest.fixture(params=["gpu", "host"])
 def arena(request, make_rig):
     rig = make_rig(gpu_bytes=512 << 10, host_bytes=512 << 10)
-    return rig.ledger.tiers.arena(request.param)
+    return rig.ledger.tiers.arena(Tier(request.param))
 
 
 CLASSES = ("compressed_kv", "indexer_state", "swa_window", "uncompressed_tail", "compressed_kv+lossless")

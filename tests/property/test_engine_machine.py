@@ -22,6 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from engine import Tier
 from engine.clock import ManualClock
 from engine.errors import CorruptObject, LeaseExpired, StalePointer
 from engine.integrations.synthetic import use_one_thread
@@ -202,7 +203,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 200), tier=st.sampled_from(["gpu", "host"]), at=st.integers(0, 1 << 20))
     def damage_memory(self, which, tier, at):
-        arena = self.rig.ledger.tiers.arena(tier)
+        arena = self.rig.ledger.tiers.arena(Tier(tier))
         copies = [
             copy
             for node in self.rig.ledger.index.walk()
