@@ -198,7 +198,7 @@ class Adopter:
                     continue
                 node.record.busy = True  # a request that began before `close` may still make room
             try:
-                if not self._room.write_to_disk(node, may_evict=False):
+                if not self._room.disk.write(node, may_evict=False):
                     break
             except CorruptObject:
                 continue

@@ -16,14 +16,13 @@ from engine.consistency.prefix import CauseOf
 from engine.consistency.state import Cause
 from engine.errors import CorruptObject, EngineError, OutOfMemory
 from engine.memory.arena import Slots
-from engine.memory.checksum import PageSums
-from engine.memory.diskfile import ObjectHeader
-from engine.memory.holding import DiskCopy, Holding, SlotCopy, Tier
+from engine.memory.holding import Holding, SlotCopy, Tier
 from engine.model.objects import BOUNDARY_KINDS, ObjectKind
+from engine.schedule.diskroom import DiskRoom
 from engine.schedule.ledger import Ledger, PrefixNode
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 _BOUNDARY_CLASSES = frozenset(str(kind) for kind in BOUNDARY_KINDS)
 _TRIES = 100_000
@@ -36,6 +35,7 @@ class Room:
     def __init__(self, ledger: Ledger, config: EngineConfig) -> None:
         self._ledger = ledger
         self._tiers = ledger.tiers
+        self.disk = DiskRoom(ledger)
         self._budget_bytes = int(ledger.tiers.gpu.total_bytes * config.checkpoint_budget_ratio)
 
     # -- GPU --------------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class Room:
         """Let host and disk leave what their caps, or a smaller quota than the last start's, no longer allow."""
         if self._tiers.host is not None:
             self._take_host(str(ObjectKind.COMPRESSED_KV), 0, None)
-        self._reserve_disk(0, None, may_evict=True)
+        self.disk.reserve(0, None, may_evict=True)
 
     def _within_cap(self, page_class: str, n: int) -> bool:
         cap, gpu = self._ledger.caps.gpu_bytes, self._tiers.gpu
@@ -212,7 +212,7 @@ class Room:
                 return False
             todo = [h for h in node.record.holdings() if h.gpu is not None and not h.below and h.n_pages]
             return all(self._to_host(h, node) for h in todo)
-        return self.write_to_disk(node)
+        return self.disk.write(node)
 
     def _to_host(self, holding: Holding, node: PrefixNode) -> bool:
         source = holding.gpu
@@ -285,7 +285,7 @@ class Room:
         written = False
         try:
             with suppress(CorruptObject):
-                written = self.write_to_disk(node)
+                written = self.disk.write(node)
         finally:
             with ledger.lock:
                 node.record.busy = False
@@ -299,130 +299,3 @@ class Room:
                 ledger.remove(node, cause)
             else:
                 ledger.orders[Tier.HOST].touch(node)
-
-    # -- disk -------------------------------------------------------------------------------------------------------
-
-    def write_to_disk(self, node: PrefixNode, *, may_evict: bool = True) -> bool:
-        """Give a prefix, and every ancestor that has none yet, a disk copy: what is on disk is always reachable from
-        disk alone, so a restart can use it. False: no room or the disk failed. Raises `CorruptObject`."""
-        disk = self._tiers.disk
-        if disk is None:
-            return False
-        with self._ledger.lock:
-            path: list[PrefixNode] = []
-            walk: PrefixNode | None = node
-            while walk is not None and walk.parent is not None:
-                path.append(walk)
-                walk = walk.parent
-        # The names are made lasting before the caller frees anything that these files replace.
-        return all(self._write_objects(step, node, may_evict) for step in reversed(path)) and self._tiers.sync_disk()
-
-    def _write_objects(self, node: PrefixNode, wanting: PrefixNode, may_evict: bool) -> bool:
-        ledger = self._ledger
-        with ledger.lock:
-            if node is not wanting:
-                if node.record.busy:
-                    return False
-                node.record.busy = True
-            tokens = ledger.index.tokens_of(node)
-            record = node.record
-            todo = [(h, record.prefix_id, record.tokens, tokens) for h in record.spans.values()]
-            for c in record.checkpoints.values():
-                todo += [
-                    (b, c.checkpoint_id, c.boundary, tokens + c.tail_tokens) for b in c.blocks.values() if b.n_pages
-                ]
-        try:
-            return all(
-                self._write_object(node, *item, may_evict)
-                for item in todo
-                if item[0].disk is None and not item[0].absent
-            )
-        finally:
-            if node is not wanting:
-                with ledger.lock:
-                    node.record.busy = False
-                    ledger.settled.notify_all()
-
-    def _write_object(
-        self, node: PrefixNode, holding: Holding, prefix_id: str, boundary: int, tokens: bytes, may_evict: bool
-    ) -> bool:
-        ledger, disk = self._ledger, self._tiers.disk
-        copy = holding.gpu or holding.host
-        if disk is None or copy is None:
-            return False
-        data, sums = self._bytes_of(node, holding, copy)
-        guess_bytes = data.numel() + len(tokens) + 8 * len(sums) + 4096
-        if not self._reserve_disk(guess_bytes, node, may_evict):
-            return False
-        header = ObjectHeader(
-            fingerprint=ledger.spec.fingerprint, namespace=node.record.namespace, kind=str(holding.kind),
-            prefix_id=prefix_id, boundary=boundary, first_page=node.record.first_page, n_pages=holding.n_pages,
-            page_class=copy.page_class, content_version=holding.content_version, built_from=holding.built_from,
-            codec=copy.meta, written_ns=ledger.clock.wall_ns(),
-        )  # fmt: skip
-        try:
-            file = self._tiers.write_file(disk.next_name(header), header, data, sums, tokens)
-        except EngineError:
-            with ledger.lock:
-                disk.unreserve(guess_bytes)
-            return False
-        with ledger.lock:
-            disk.unreserve(guess_bytes - file.file_bytes)
-            disk.record(file)
-            holding.disk = DiskCopy(file, copy.page_class, 0, holding.n_pages, copy.meta, copy.page_bytes)
-            ledger.place(node)
-        return True
-
-    def _bytes_of(self, node: PrefixNode, holding: Holding, copy: SlotCopy) -> tuple[torch.Tensor, PageSums]:
-        tier = Tier.GPU if copy is holding.gpu else Tier.HOST
-        try:
-            return self._tiers.gpu_bytes_on_host(copy) if tier is Tier.GPU else self._tiers.host_bytes(copy)
-        except CorruptObject:
-            with self._ledger.lock:
-                self._ledger.quarantine(node, holding, tier, CauseOf(Cause.CORRUPTION, "checksum_mismatch"))
-            raise
-
-    def _reserve_disk(self, n_bytes: int, wanting: PrefixNode | None, may_evict: bool) -> bool:
-        ledger, disk = self._ledger, self._tiers.disk
-        if disk is None:
-            return False
-        cause = CauseOf(Cause.PRESSURE, "disk")
-        for _ in range(_TRIES):
-            with ledger.lock:
-                cap = ledger.caps.disk_bytes
-                if (cap is None or disk.used_bytes + n_bytes <= cap) and disk.reserve(n_bytes):
-                    return True
-                if not may_evict or not self._shed_disk(wanting, cause):
-                    return False
-            self._tiers.sweep()
-        return False
-
-    def _shed_disk(self, wanting: PrefixNode | None, cause: CauseOf) -> bool:
-        """Drop the oldest prefix's disk copies, leaves first so that the disk stays closed under ancestors."""
-        ledger = self._ledger
-
-        def may_go(node: PrefixNode) -> bool:
-            below = any(child in ledger.orders[Tier.DISK] for child in node.children.values())
-            return not below and ledger.may_leave(node) and not _is_ancestor(node, wanting)
-
-        for node in ledger.orders[Tier.DISK].oldest(may_go):
-            only_here = [h for h in node.record.holdings() if h.disk is not None and not h.gpu and not h.host]
-            if only_here and node.children:
-                continue
-            if only_here:
-                ledger.remove(node, cause)
-            else:
-                for holding in node.record.holdings():
-                    self._tiers.drop_disk(holding)
-                ledger.place(node)
-            return True
-        return False
-
-
-def _is_ancestor(node: PrefixNode, of: PrefixNode | None) -> bool:
-    walk = of
-    while walk is not None:
-        if walk is node:
-            return True
-        walk = walk.parent
-    return False

@@ -222,7 +222,7 @@ def test_an_ancestor_split_while_its_child_is_written_to_disk_leaves_a_folder_th
     other = fork(trunk, 3 * rig.page, 8 * rig.page, 2)
     room = rig.engine._adopter._room
     with stopped_at(
-        room, "_write_objects", lambda: room.write_to_disk(rig.node(child)), when=lambda node, *_: not node.children
+        room.disk, "_write_objects", lambda: room.disk.write(rig.node(child)), when=lambda node, *_: not node.children
     ):
         rig.commit(other)
     rig.engine.close()
