@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 from engine import CacheEngine, CommandOutcome, CommandRequest, EngineConfig, preset, preset_names
 from engine.clock import ManualClock
+from engine.consistency.prefix import Checkpoint, PrefixRecord
 from engine.integrations.synthetic import SyntheticModel
 from engine.memory.arena import Arena
 from engine.schedule.publish import CommitResult
@@ -167,3 +168,9 @@ def _filler(shape: tuple[int, int]) -> Any:
     import torch
 
     return torch.full(shape, POISON, dtype=torch.uint8)
+
+
+def checkpoint_at(record: PrefixRecord, boundary: int) -> Checkpoint:
+    """The one checkpoint a prefix holds at `boundary` tokens."""
+    (found,) = [c for c in record.checkpoints.values() if c.boundary == boundary]
+    return found

@@ -75,7 +75,7 @@ class PrefixRecord:
     n_pages: int
     page_tokens: int
     spans: dict[ObjectKind, Holding]
-    checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
+    checkpoints: dict[str, Checkpoint] = field(default_factory=dict)  # by checkpoint id: one position, many tails
     state: State = State.NEW
     version: int = 0
     leases: int = 0  # leases whose path runs through this prefix

@@ -157,7 +157,7 @@ class Adopter:
         node: PrefixNode = match.nodes[-1]
         rest = tokens[pages * ledger.index.page_bytes :]
         checkpoint_id = ledger.index.id_with_tail(node, rest) if rest else node.record.prefix_id
-        if checkpoint_id != header.prefix_id or header.boundary in node.record.checkpoints:
+        if checkpoint_id != header.prefix_id or checkpoint_id in node.record.checkpoints:
             return False
         ledger.add_checkpoint(node, Checkpoint(checkpoint_id, header.boundary, rest, blocks, node.record.prefix_id))
         return True

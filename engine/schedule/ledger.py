@@ -91,7 +91,7 @@ class Ledger:
         self.index: RadixIndex[PrefixRecord] = RadixIndex(spec.page_tokens, spec.fingerprint, self._root_record)
         self.nodes: dict[str, PrefixNode] = {}
         self.orders: dict[Tier, LeastRecentlyUsed[PrefixNode]] = {tier: LeastRecentlyUsed() for tier in Tier}
-        self.checkpoints: LeastRecentlyUsed[tuple[PrefixNode, int]] = LeastRecentlyUsed()
+        self.checkpoints: LeastRecentlyUsed[tuple[PrefixNode, str]] = LeastRecentlyUsed()
         self.checkpoint_gpu_bytes = 0
         self.counters = Counters()
         self.damages: list[Damage] = []
@@ -248,8 +248,8 @@ class Ledger:
         for order in self.orders.values():
             order.discard(node)
         freed = 0
-        for boundary in list(record.checkpoints):
-            freed += self.drop_checkpoint(node, boundary)
+        for checkpoint_id in list(record.checkpoints):
+            freed += self.drop_checkpoint(node, checkpoint_id)
         for holding in record.spans.values():
             freed += self.tiers.drop_all(holding)
         record.spans = {}
@@ -264,10 +264,10 @@ class Ledger:
             )  # fmt: skip
         return freed
 
-    def drop_checkpoint(self, node: PrefixNode, boundary: int) -> int:
+    def drop_checkpoint(self, node: PrefixNode, checkpoint_id: str) -> int:
         """Free a checkpoint's boundary objects in all tiers; bytes freed."""
-        checkpoint = node.record.checkpoints.pop(boundary)
-        self.checkpoints.discard((node, boundary))
+        checkpoint = node.record.checkpoints.pop(checkpoint_id)
+        self.checkpoints.discard((node, checkpoint_id))
         freed = 0
         for block in checkpoint.blocks.values():
             if block.gpu is not None:
@@ -276,11 +276,12 @@ class Ledger:
         return freed
 
     def add_checkpoint(self, node: PrefixNode, checkpoint: Checkpoint) -> None:
-        """Hang a checkpoint on the prefix it follows, replacing an older one at the same position."""
-        if checkpoint.boundary in node.record.checkpoints:
-            self.drop_checkpoint(node, checkpoint.boundary)
-        node.record.checkpoints[checkpoint.boundary] = checkpoint
-        self.checkpoints.touch((node, checkpoint.boundary))
+        """Hang a checkpoint on the prefix it follows, replacing an older one of the same tokens."""
+        key = checkpoint.checkpoint_id
+        if key in node.record.checkpoints:
+            self.drop_checkpoint(node, key)
+        node.record.checkpoints[key] = checkpoint
+        self.checkpoints.touch((node, key))
         for block in checkpoint.blocks.values():
             if block.gpu is not None:
                 self.checkpoint_gpu_bytes += block.gpu.total_bytes
@@ -313,9 +314,9 @@ class Ledger:
             self.tiers.drop_gpu(holding)
         lost = holding.absent and holding.n_pages > 0
         if lost:
-            for boundary, checkpoint in list(record.checkpoints.items()):
-                if holding in checkpoint.blocks.values():
-                    self.drop_checkpoint(node, boundary)
+            for checkpoint_id, checkpoint in list(record.checkpoints.items()):
+                if any(block is holding for block in checkpoint.blocks.values()):
+                    self.drop_checkpoint(node, checkpoint_id)
         record.refresh()
         self.place(node)
         if lost and record.state is not State.QUARANTINED:

@@ -22,6 +22,7 @@ from engine.telemetry.ring import SpanContext
 if TYPE_CHECKING:
     from engine.memory.state import NewState
 
+CHECKPOINTS_A_PREFIX = 64
 _PRESSURE = CauseOf(Cause.PRESSURE, "commit")
 
 
@@ -291,20 +292,37 @@ class Publisher:
         for boundary, blocks in draft.blocks.items():
             page = boundary // self._page_tokens
             node = by_end[page]
-            held = node.record.checkpoints.get(boundary)
-            if held is not None and (held.on_gpu or node.record.busy):
-                for copy in blocks.values():  # there already, or being copied by another thread right now
-                    self._tiers.free_slots(Tier.GPU, copy)
-                self._ledger.checkpoints.touch((node, boundary))
-                continue
             tail = tokens[page * self._ledger.index.page_bytes : boundary * TOKEN_BYTES]
-            holdings = {k: self._holding(k, copy, len(copy.slots), draft.content) for k, copy in blocks.items()}
             owner_id = node.record.prefix_id
             checkpoint_id = self._ledger.index.id_with_tail(node, tail) if tail else owner_id
+            held = node.record.checkpoints.get(checkpoint_id)
+            there = held is not None and (held.on_gpu or node.record.busy)  # busy: another thread copies it right now
+            if there or not self._place_for(node, held):
+                for copy in blocks.values():
+                    self._tiers.free_slots(Tier.GPU, copy)
+                if there:
+                    self._ledger.checkpoints.touch((node, checkpoint_id))
+                continue
+            holdings = {k: self._holding(k, copy, len(copy.slots), draft.content) for k, copy in blocks.items()}
             self._ledger.add_checkpoint(node, Checkpoint(checkpoint_id, boundary, tail, holdings, owner_id))
             added.append(boundary)
         draft.blocks = {}
         return tuple(added)
+
+    def _place_for(self, node: PrefixNode, held: Checkpoint | None) -> bool:
+        """A prefix keeps a bounded number of checkpoints, as a match looks at each: the oldest that nobody reads makes
+        place."""
+        checkpoints = node.record.checkpoints
+        if held is not None or len(checkpoints) < CHECKPOINTS_A_PREFIX:
+            return True
+        leases = [lease for lease in self._ledger.leases.live() if lease.node is node]
+        read = {(b.pointer.page_class, int(b.pointer.slots[0])) for lease in leases for b in lease.blocks.values()}
+        for checkpoint_id, checkpoint in checkpoints.items():
+            copies = [block.gpu for block in checkpoint.blocks.values() if block.gpu is not None and block.n_pages]
+            if not node.record.busy and not any((c.page_class, int(c.slots[0])) in read for c in copies):
+                self._ledger.drop_checkpoint(node, checkpoint_id)
+                return True
+        return False
 
     def _refresh(self, draft: _Draft, cause: CauseOf, span: SpanContext) -> None:
         """Replace what was damaged or off the GPU by the bytes just computed."""

@@ -30,7 +30,7 @@ class RestoreJob:
 
     steps: list[PrefixNode]
     target: PrefixNode
-    boundary: int | None  # the checkpoint wanted at `target`; None: span objects only
+    checkpoint_id: str | None  # the checkpoint wanted at `target`; None: span objects only
     cause: CauseOf
     parent: SpanContext
     deadline_ns: int
@@ -127,8 +127,8 @@ class Recovery:
     def _wanted(self, node: PrefixNode, job: RestoreJob) -> list[Holding]:
         found = list(node.record.spans.values())
         if node is job.target:
-            for boundary, checkpoint in node.record.checkpoints.items():
-                if job.all_checkpoints or boundary == job.boundary:
+            for checkpoint_id, checkpoint in node.record.checkpoints.items():
+                if job.all_checkpoints or checkpoint_id == job.checkpoint_id:
                     found.extend(checkpoint.blocks.values())
         return [h for h in found if h.gpu is None and h.n_pages]
 
@@ -190,8 +190,8 @@ class Recovery:
             else:
                 node.record.refresh()
             if node is job.target and node.record.checkpoints:
-                for boundary in node.record.checkpoints:
-                    ledger.checkpoints.touch((node, boundary))
+                for checkpoint_id in node.record.checkpoints:
+                    ledger.checkpoints.touch((node, checkpoint_id))
             ledger.place(node)
             ledger.graph.changed()
             if outcome.failure != "not_reached":
@@ -214,7 +214,8 @@ class Recovery:
         now_ns = self._ledger.clock.monotonic_ns()
         check = Check(Validation.DISK_RELOADED, ObjectKind.DISK_PREFIX, Verdict.FAIL, outcome.failure)
         count_checks(self._ledger, (check,))
-        boundary = node.record.tokens if job.boundary is None else job.boundary
+        checkpoint = node.record.checkpoints.get(job.checkpoint_id or "")
+        boundary = checkpoint.boundary if checkpoint is not None else node.record.tokens
         self._ledger.ring.check_batch(job.parent, node.record.prefix_id, boundary, "final", (check,), (now_ns, now_ns))
 
     def _count(self, node: PrefixNode, job: RestoreJob, outcome: _Outcome, start_ns: int, reason: str) -> None:

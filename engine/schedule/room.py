@@ -104,18 +104,18 @@ class Room:
     def _shed_checkpoint(self, cause: CauseOf) -> bool:
         """Drop the oldest checkpoint's GPU blocks; altogether when it has no copy below. Under the lock."""
         ledger = self._ledger
-        for node, boundary in ledger.checkpoints.oldest(lambda key: ledger.may_leave(key[0])):
-            checkpoint = node.record.checkpoints[boundary]
+        for node, checkpoint_id in ledger.checkpoints.oldest(lambda key: ledger.may_leave(key[0])):
+            checkpoint = node.record.checkpoints[checkpoint_id]
             blocks = [b for b in checkpoint.blocks.values() if b.gpu is not None and len(b.gpu.slots)]
             if not blocks:
-                ledger.checkpoints.discard((node, boundary))
+                ledger.checkpoints.discard((node, checkpoint_id))
                 continue
             if all(b.below for b in blocks):
                 moved = sum(ledger.block_left_gpu(b) for b in blocks)
-                ledger.checkpoints.discard((node, boundary))
+                ledger.checkpoints.discard((node, checkpoint_id))
                 ledger.settle(node, cause, bytes_moved=moved, always=True)
             else:
-                ledger.drop_checkpoint(node, boundary)
+                ledger.drop_checkpoint(node, checkpoint_id)
                 ledger.settle(node, cause)
             for block in blocks:
                 key = (str(cause.cause), str(block.kind))
@@ -149,11 +149,11 @@ class Room:
         for holding in node.record.spans.values():
             if holding.below:
                 moved += self._tiers.drop_gpu(holding)
-        for boundary, checkpoint in node.record.checkpoints.items():
+        for checkpoint_id, checkpoint in node.record.checkpoints.items():
             for block in checkpoint.blocks.values():
                 if block.below:
                     moved += ledger.block_left_gpu(block)
-            ledger.checkpoints.discard((node, boundary))
+            ledger.checkpoints.discard((node, checkpoint_id))
         ledger.place(node)
         ledger.settle(node, cause, bytes_moved=moved, start_ns=start_ns, always=True)
         return moved

@@ -118,9 +118,8 @@ class Server:
         ledger, boundary = self._ledger, plan.boundary
         span = request.span
         target = boundary.nodes[-1]
-        wanted = (
-            boundary.checkpoint.boundary if boundary.checkpoint is not None and not boundary.replay_tokens else None
-        )
+        needs_checkpoint = boundary.checkpoint is not None and not boundary.replay_tokens
+        wanted = boundary.checkpoint.checkpoint_id if boundary.checkpoint and needs_checkpoint else None
         steps = [n for n in boundary.nodes if not n.record.resident or (n is target and not _ready(n, wanted))]
         cause = CauseOf(Cause.RESTORE, "acquire", span.hex_trace, span.hex_span)
         job = RestoreJob(steps, target, wanted, cause, span, request.deadline_ns)
@@ -176,7 +175,7 @@ class Server:
         if boundary is not None:
             ledger.touch(boundary.nodes, now_ns)
             if boundary.checkpoint is not None:
-                ledger.checkpoints.touch((boundary.nodes[-1], boundary.tokens))
+                ledger.checkpoints.touch((boundary.nodes[-1], boundary.checkpoint.checkpoint_id))
         self._count(lease, boundary)
         self._record(lease, request, now_ns)
         return lease
@@ -291,8 +290,8 @@ class Server:
             self._ledger.ring.check_batch(span, boundary.prefix_id, boundary.tokens, "plan", checks, times)
 
 
-def _ready(node: PrefixNode, boundary: int | None) -> bool:
-    return boundary is None or node.record.checkpoints[boundary].on_gpu
+def _ready(node: PrefixNode, checkpoint_id: str | None) -> bool:
+    return checkpoint_id is None or node.record.checkpoints[checkpoint_id].on_gpu
 
 
 def _slower(one: Tier | None, other: Tier) -> Tier:

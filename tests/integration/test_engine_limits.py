@@ -6,6 +6,7 @@ import pytest
 from engine_support import fork, prompt
 
 from engine.errors import ConfigError, GraphStale
+from engine.schedule.publish import CHECKPOINTS_A_PREFIX
 
 # -- caps, pins, eviction --------------------------------------------------------------------------------------------
 
@@ -52,9 +53,6 @@ def test_shrinking_a_cap_evicts_at_once_in_every_tier(make_rig, tmp_path):
     rig.assert_clean()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a prefix keeps one checkpoint a position, so a second tail there finds no place"
-)
 def test_prompts_of_one_length_that_part_in_their_last_page_both_keep_their_end(make_rig):
     rig = make_rig()
     one = prompt(300)
@@ -62,6 +60,17 @@ def test_prompts_of_one_length_that_part_in_their_last_page_both_keep_their_end(
     for tokens in (one, two):
         rig.serve(tokens)
     assert [rig.look(tokens).usable for tokens in (one, two)] == [300, 300]
+
+
+def test_a_prefix_keeps_a_bounded_number_of_tails_and_the_newest_are_served(make_rig):
+    rig = make_rig(checkpoint_budget_ratio=0.9, gpu_bytes=4 << 20)
+    trunk = prompt(256)
+    many = [fork(trunk, 256, 280, number) for number in range(1, 90)]
+    for tokens in many:
+        rig.serve(tokens)
+    assert len(rig.node(rig.commit(trunk, []).prefix_id).record.checkpoints) == CHECKPOINTS_A_PREFIX
+    assert [rig.look(tokens).usable for tokens in many[-60:]] == [280] * 60
+    assert rig.look(many[0]).wrong_bytes == 0
 
 
 def test_what_could_never_fit_a_cap_is_refused_before_anything_is_evicted(make_rig):

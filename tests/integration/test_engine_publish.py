@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from engine_support import fork, prompt
+from engine_support import checkpoint_at, fork, prompt
 
 from engine.errors import TierUnavailable
 
@@ -87,10 +87,10 @@ def test_a_checkpoint_computed_again_does_not_replace_one_that_is_being_copied(m
     tokens = prompt(4 * rig.page)
     prefix_id = rig.commit(tokens).prefix_id
     rig.command("offload", prefix_ids=[prefix_id], tier="host")
-    held = rig.node(prefix_id).record.checkpoints[len(tokens)]
+    held = checkpoint_at(rig.node(prefix_id).record, len(tokens))
     with Held(rig, prefix_id):  # as in the middle of a restore
         assert rig.commit(tokens).outcome == "admitted"
-        assert rig.node(prefix_id).record.checkpoints[len(tokens)] is held
+        assert checkpoint_at(rig.node(prefix_id).record, len(tokens)) is held
     assert rig.look(tokens).wrong_bytes == 0
     rig.assert_clean()
 
@@ -132,7 +132,7 @@ def test_a_prefix_quarantined_for_its_checkpoint_is_served_again_after_a_commit(
         assert rig.command("compress", prefix_ids=[prefix_id], codec=codec).status == "succeeded"
     node = rig.node(prefix_id)
     rig.command("offload", prefix_ids=[prefix_id], tier="disk")
-    block = node.record.checkpoints[len(tokens)].blocks["swa_window"]
+    block = checkpoint_at(node.record, len(tokens)).blocks["swa_window"]
     damage(rig, block)
     found = rig.look(tokens)
     assert found.wrong_bytes == 0
@@ -157,7 +157,7 @@ def test_a_quarantined_prefix_can_still_make_room(make_rig, tmp_path):
     prefix_id = rig.commit(tokens, [len(tokens)]).prefix_id
     node = rig.node(prefix_id)
     rig.command("offload", prefix_ids=[prefix_id], tier="disk")
-    damage(rig, node.record.checkpoints[len(tokens)].blocks["swa_window"])
+    damage(rig, checkpoint_at(node.record, len(tokens)).blocks["swa_window"])
     rig.look(tokens)
     assert node.record.state == "QUARANTINED"
     for seed in range(1, 30):
@@ -173,7 +173,7 @@ def test_a_half_restored_checkpoint_may_leave_without_breaking_the_books(make_ri
     with monkeypatch.context() as patch:
         break_reads_of(rig, patch, "swa_window")
         rig.look(tokens)
-    blocks = rig.node(prefix_id).record.checkpoints[len(tokens)].blocks
+    blocks = checkpoint_at(rig.node(prefix_id).record, len(tokens)).blocks
     assert blocks["uncompressed_tail"].gpu
     assert not blocks["swa_window"].gpu
     rig.assert_clean()

@@ -6,7 +6,7 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-from engine_support import fork, prompt
+from engine_support import checkpoint_at, fork, prompt
 
 from engine.errors import CorruptObject, LeaseExpired, StalePointer
 
@@ -261,7 +261,7 @@ def test_memory_found_damaged_by_a_load_is_not_served_to_the_next(make_rig):
         lease = rig.engine.acquire(tokens)
         assert lease.usable_tokens == len(tokens)
         record = rig.node(prefix_id).record
-        holding = {**record.spans, **record.checkpoints[len(tokens)].blocks}[kind]
+        holding = {**record.spans, **checkpoint_at(record, len(tokens)).blocks}[kind]
         gpu = rig.ledger.tiers.gpu
         gpu.buffer[gpu.addresses(holding.gpu.page_class, holding.gpu.slots)[-1]] ^= 1
         with pytest.raises(CorruptObject):

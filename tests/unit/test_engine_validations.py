@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from engine_support import fork, prompt
+from engine_support import checkpoint_at, fork, prompt
 
 from engine.consistency.prefix import Checkpoint
 from engine.model.objects import ObjectKind
@@ -22,7 +22,7 @@ class Victim:
         self.rig = make_rig(name, replay=False)
         self.tokens = prompt(4 * self.rig.page + 9)
         self.record = self.rig.node(self.rig.commit(self.tokens).prefix_id).record
-        self.checkpoint = self.record.checkpoints[len(self.tokens)]
+        self.checkpoint = checkpoint_at(self.record, len(self.tokens))
         assert self.rig.look(self.tokens).usable == len(self.tokens)
 
     def spans(self, kind):
@@ -100,7 +100,7 @@ def a_checkpoint_of_another_prefix(v):
     other = fork(v.tokens, 2 * v.rig.page, 4 * v.rig.page + 9, 1)
     other[-9:] = v.tokens[-9:]
     there = v.rig.node(v.rig.commit(other).prefix_id).record
-    v.record.checkpoints[len(v.tokens)] = there.checkpoints[len(v.tokens)]
+    v.record.checkpoints[v.checkpoint.checkpoint_id] = checkpoint_at(there, len(v.tokens))
 
 
 def no_recurrent_state(v):
@@ -181,7 +181,7 @@ def test_an_empty_tail_is_a_tail_and_an_absent_one_is_not(make_rig):
     rig = make_rig("small-gemma-3", replay=False)
     tokens = prompt(4 * rig.page)
     record = rig.node(rig.commit(tokens).prefix_id).record
-    blocks = record.checkpoints[len(tokens)].blocks
+    blocks = checkpoint_at(record, len(tokens)).blocks
     assert blocks[TAIL].n_pages == 0
     assert rig.look(tokens).usable == len(tokens)
     with rig.ledger.lock:
