@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Event
 from typing import Any
 
 from engine.clock import NS_PER_S
@@ -88,6 +89,7 @@ class Commands:
         else:
             cause = Cause.POLICY if request.actor.startswith("policy:") else Cause.COMMAND
             why = CauseOf(cause, request.kind, span.hex_trace, span.hex_span, request.id)
+            self._wait_for_safe_point()
             try:
                 outcome = run(request, why, span, progress)
             except BadCommand:
@@ -107,6 +109,15 @@ class Commands:
                 "kvcache.command", span, parent, start_ns, ledger.clock.monotonic_ns(), attributes, failed
             )
         return CommandOutcome(status=found.status, outcome=outcome)
+
+    def _wait_for_safe_point(self) -> None:
+        """Inside a CUDA-graph window nothing may move: the command is deferred to the window's end, within reason.
+
+        After that it runs anyway, and what would move is refused one by one.
+        """
+        reached = Event()
+        if not self._ledger.graph.at_safe_point(reached.set):
+            reached.wait(self._timeout_s)
 
     # -- kinds ------------------------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ from engine.schedule.validation import Validator
 from engine.telemetry.metrics import EngineMetrics
 from engine.telemetry.pump import Pump
 from engine.telemetry.ring import Ring, SpanContext, Tally, new_span, parse_traceparent
-from engine.tokens import Tokens, token_bytes
+from engine.tokens import Tokens, check_namespace, token_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -134,7 +134,7 @@ class CacheEngine:
         """
         self._open()
         return self._server.acquire(
-            namespace, token_bytes(tokens), self._mode, deadline_s, parse_traceparent(traceparent)
+            check_namespace(namespace), token_bytes(tokens), self._mode, deadline_s, parse_traceparent(traceparent)
         )
 
     def commit(
@@ -148,8 +148,9 @@ class CacheEngine:
     ) -> CommitResult:
         """Admit what the model computed for `tokens`. Without `state` only the books are kept (materialise=False).
 
-        The namespace is the lease's. Raises `StateMismatch` when tensors do not fit the model or the engine's way of
-        keeping bytes; nothing is kept then.
+        The namespace is the lease's. What was computed from a lossy hit is refused: it is other state than the tokens
+        alone would give, and must not stand under their id. Raises `StateMismatch` when tensors do not fit the model or
+        the engine's way of keeping bytes; nothing is kept then.
         """
         self._open()
         data = token_bytes(tokens)
@@ -160,13 +161,17 @@ class CacheEngine:
             raise StateMismatch(f"this engine takes commits with {need}")
         if state is not None and state.end_tokens != len(data) // TOKEN_BYTES:
             raise StateMismatch(f"the state ends at {state.end_tokens} tokens, {len(data) // TOKEN_BYTES} were passed")
-        where = namespace if namespace is not None else (lease.namespace if lease is not None else "default")
+        own = lease.namespace if lease is not None else "default"
+        where = own if namespace is None else check_namespace(namespace)
         positions = state.checkpoints if state is not None else checkpoints
         parent = _context_of(lease)
         span = new_span(parent)
         start_ns = self._ledger.clock.monotonic_ns()
         cause = CauseOf(Cause.COMMIT, "", span.hex_trace, span.hex_span)
-        result = self._publisher.commit(where, data, state, positions, cause, span)
+        if lease is not None and lease.lossy:
+            result = self._publisher.refuse("lossy_basis")
+        else:
+            result = self._publisher.commit(where, data, state, positions, cause, span)
         if self._ring.enabled:
             attributes: tuple[object, ...] = (
                 "kvcache.namespace", where, "kvcache.prompt_tokens", len(data) // TOKEN_BYTES,

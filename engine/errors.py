@@ -89,6 +89,12 @@ class FolderLocked(EngineError):
     code = "folder_locked"
 
 
+class BadNamespace(EngineError):
+    """A namespace is not 1 to 128 printable characters. Nothing was looked up or kept; choose another name."""
+
+    code = "bad_namespace"
+
+
 class CodecRefused(EngineError):
     """The configured codec would not make this object smaller, so it stays in native precision."""
 

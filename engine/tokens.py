@@ -9,10 +9,23 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import StateMismatch
+from engine.errors import BadNamespace, StateMismatch
 
 if TYPE_CHECKING:
     import torch
+
+NAMESPACE_LONGEST = 128
+
+
+def check_namespace(namespace: str) -> str:
+    """The namespace. Raises `BadNamespace`: it becomes part of ids, files, spans and rows and must fit them all."""
+    if not (0 < len(namespace) <= NAMESPACE_LONGEST and namespace.isprintable()):
+        shown = namespace[:40].encode("ascii", "backslashreplace").decode()
+        raise BadNamespace(
+            f"namespace {shown!r} ({len(namespace)} characters) must be 1 to {NAMESPACE_LONGEST} printable characters"
+        )
+    return namespace
+
 
 Tokens: TypeAlias = "npt.NDArray[np.integer[Any]] | array[int] | Sequence[int] | torch.Tensor"
 """A numpy array, `array.array`, a torch tensor, or (slowly) a list of ints; one dimension."""

@@ -108,6 +108,11 @@ class Lease:
     def resume_tokens(self) -> int:
         return self.usable_tokens - self.replay_tokens
 
+    @property
+    def lossy(self) -> bool:
+        """Some page of the hit was coded with loss: what is computed from it is not exact."""
+        return any(bound.meta.error_bound > 0 for bounds in self.spans.values() for bound in bounds)
+
     def load(self) -> LoadedState:
         """Contiguous tensors a layer over [0, usable). Raises `LeaseExpired`, `StalePointer`, `NotMaterialised`."""
         return self._source.load(self)

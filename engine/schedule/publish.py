@@ -94,7 +94,7 @@ class Publisher:
             match = ledger.index.match(namespace, tokens)
             base = match.pages
             if state is not None and state.start_tokens > base * self._page_tokens:
-                return self._refuse("gap_before_start")
+                return self.refuse("gap_before_start")
             anchor = match.nodes[-1] if match.nodes else None
             pin_path(anchor)
             stale = self._to_refresh(match.nodes, base, state)
@@ -106,7 +106,7 @@ class Publisher:
                 self._write(draft, state)
             if reason:
                 self._give_back(draft)
-                return self._refuse(reason)
+                return self.refuse(reason)
             with ledger.lock:
                 return self._publish(namespace, tokens, pages, draft, cause, span)
         except BaseException:
@@ -351,7 +351,8 @@ class Publisher:
                 self._tiers.free_slots(Tier.GPU, copy)
             draft.spans, draft.blocks, draft.refreshed = {}, {}, []
 
-    def _refuse(self, reason: str) -> CommitResult:
+    def refuse(self, reason: str) -> CommitResult:
+        """A commit that is not admitted, counted by its reason."""
         with self._ledger.lock:
             self._ledger.counters.refusals[reason] = self._ledger.counters.refusals.get(reason, 0) + 1
         return CommitResult("refused", reason, 0, 0, (), "")

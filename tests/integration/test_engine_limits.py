@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Thread
+
 import pytest
 from engine_support import fork, prompt
 
@@ -125,7 +127,7 @@ def test_a_desired_state_is_applied_whole_or_not_at_all(make_rig):
 
 
 def test_nothing_moves_or_leaves_while_a_graph_window_is_open(make_rig):
-    rig = make_rig(gpu_bytes=512 << 10, host_bytes=1 << 20)
+    rig = make_rig(gpu_bytes=512 << 10, host_bytes=1 << 20, restore_timeout_s=0.05)
     prompts = [prompt(8 * rig.page, seed) for seed in range(8)]
     ids = [rig.commit(tokens, []).prefix_id for tokens in prompts]
     rig.command("evict", prefix_ids=[ids[i] for i in (0, 1, 2, 4, 5)])
@@ -138,6 +140,21 @@ def test_nothing_moves_or_leaves_while_a_graph_window_is_open(make_rig):
         now = [rig.node(i).record.spans["compressed_kv"].gpu for i in (ids[3], ids[6])]
         assert [copy and copy.slots.tolist() for copy in now] == held
         assert ids[7] in rig.ids
+    rig.assert_clean()
+
+
+def test_a_command_sent_inside_a_graph_window_is_done_at_its_end(make_rig):
+    rig = make_rig(restore_timeout_s=60.0)
+    prefix_id = rig.commit(prompt(3 * rig.page)).prefix_id
+    done = []
+    with rig.engine.graph.window():
+        worker = Thread(target=lambda: done.append(rig.command("evict", prefix_ids=[prefix_id])))
+        worker.start()
+        worker.join(0.2)
+        assert worker.is_alive()
+        assert prefix_id in rig.ids
+    worker.join(60)
+    assert done[0].outcome["evicted"] == 1
     rig.assert_clean()
 
 
