@@ -123,9 +123,11 @@ class Commands:
 
     def _evict(self, request: CommandRequest, cause: CauseOf, span: SpanContext, progress: Progress) -> dict[str, Any]:
         """Evict prefixes, with `descendants` their subtrees, tails first; not one whose version has moved on."""
-        ids = _ids(request)
+        with self._ledger.lock:
+            depth = {key: node.last_page for key in _ids(request) if (node := self._ledger.nodes.get(key)) is not None}
+        ids = sorted(_ids(request), key=lambda key: -depth.get(key, 0))
         seen = request.arguments.get("expect_versions") or {}
-        descendants = bool(request.arguments.get("descendants", True))
+        descendants = bool(request.arguments.get("descendants", False))
         evicted = freed = 0
         refused: list[dict[str, str]] = []
         for done, prefix_id in enumerate(ids):

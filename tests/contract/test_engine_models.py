@@ -110,7 +110,7 @@ def test_evicting_a_subtree_leaves_the_rest_right(rig):
     for tokens in prompts_of(rig):
         rig.serve(tokens)
     root = min(rig.ledger.nodes.values(), key=lambda n: (n.first_page, -len(n.children)))
-    rig.command("evict", prefix_ids=[root.record.prefix_id])
+    rig.command("evict", prefix_ids=[root.record.prefix_id], descendants=True)
     rig.assert_clean()
     assert rig.look(prompts_of(rig)[0]).usable == 0
     assert_all_served(rig, [prompts_of(rig)[-1]])
