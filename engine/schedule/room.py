@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     pass
 
 _BOUNDARY_CLASSES = frozenset(str(kind) for kind in BOUNDARY_KINDS)
+_FRUITLESS = 64
+"""After so many prefixes that had to stay, a search for room gives up: a refusal is better than a long wait."""
 _TRIES = 100_000
 """A bound on one search for room; each try makes one prefix smaller, so it is never reached in practice."""
 
@@ -44,6 +46,7 @@ class Room:
         """`n` slots, evicting as needed. Raises `OutOfMemory` when everything that could leave is leased or pinned."""
         ledger = self._ledger
         boundary_object = page_class in _BOUNDARY_CLASSES
+        tried: set[PrefixNode] = set()
         for _ in range(_TRIES):
             with ledger.lock:
                 if self._within_cap(page_class, n) and (not boundary_object or self._within_budget(page_class, n)):
@@ -56,19 +59,21 @@ class Room:
                     continue
                 if boundary_object and not self._within_budget(page_class, n):
                     raise OutOfMemory(f"the checkpoint budget of {self._budget_bytes:,} bytes is leased or pinned")
-                node, copying = self._begin_shed(cause)
+                node, copying = self._begin_shed(cause, tried)
             if node is None:
                 raise OutOfMemory(
-                    f"{n} {page_class} slots do not fit the GPU tier: all of its prefixes are leased, pinned or busy"
+                    f"{n} {page_class} slots do not fit the GPU tier: all is leased, pinned or cannot go lower"
                 )
             if copying:
                 self._finish_shed(node, cause)
+                tried.add(node)
         raise OutOfMemory(f"no room for {n} {page_class} slots after {_TRIES:,} evictions")
 
     def keep_caps(self, new_prefixes: int, new_gpu_bytes: int) -> bool:
         """Evict until the new prefixes and bytes stay within the admission caps. False: they cannot be kept."""
         ledger = self._ledger
         cause = CauseOf(Cause.CAP)
+        tried: set[PrefixNode] = set()
         for _ in range(_TRIES):
             with ledger.lock:
                 short = shortfall(ledger.caps, ledger.usage(), new_prefixes, new_gpu_bytes)
@@ -80,11 +85,12 @@ class Room:
                         return False
                     ledger.remove(leaf, cause)
                     continue
-                node, copying = self._begin_shed(cause)
+                node, copying = self._begin_shed(cause, tried)
             if node is None:
                 return False
             if copying:
                 self._finish_shed(node, cause)
+                tried.add(node)
         return False
 
     def trim_below(self) -> None:
@@ -124,11 +130,15 @@ class Room:
             return True
         return False
 
-    def _begin_shed(self, cause: CauseOf) -> tuple[PrefixNode | None, bool]:
+    def _begin_shed(self, cause: CauseOf, tried: set[PrefixNode]) -> tuple[PrefixNode | None, bool]:
         """Choose the next prefix to leave the GPU. Done at once if no bytes move; else it is marked busy and returned
-        with True. Under the lock."""
+        with True. One that was `tried` and stayed (its children must go first) is not asked again. Under the lock."""
         ledger = self._ledger
         for node in ledger.orders[Tier.GPU].oldest(ledger.may_leave):
+            if len(tried) > _FRUITLESS:
+                break
+            if node in tried:
+                continue
             record = node.record
             held = [h for h in record.holdings() if h.gpu is not None]
             if all(h.below or h.n_pages == 0 for h in held):
@@ -191,8 +201,6 @@ class Room:
                 self._leave_gpu(node, cause, start_ns)
             elif not node.children:
                 ledger.remove(node, cause)
-            else:
-                ledger.orders[Tier.GPU].touch(node)  # its children must leave first; look at others meanwhile
         self._tiers.sweep()
 
     def _oldest_leaf(self) -> PrefixNode | None:
@@ -244,6 +252,7 @@ class Room:
             return None
         need_bytes = n * host.slot_bytes(page_class)
         cause = CauseOf(Cause.PRESSURE, "host")
+        tried: set[PrefixNode] = set()
         for _ in range(_TRIES):
             with ledger.lock:
                 cap = ledger.caps.host_bytes
@@ -251,17 +260,24 @@ class Room:
                     slots = host.take(page_class, n)
                     if slots is not None:
                         return slots
-                node = self._next_to_leave_host(wanting, cause)
+                node = self._next_to_leave_host(wanting, cause, tried)
             if node is None:
                 return None
             if node.record.busy:
                 self._spill(node, cause)
+                tried.add(node)
         return None
 
-    def _next_to_leave_host(self, wanting: PrefixNode | None, cause: CauseOf) -> PrefixNode | None:
+    def _next_to_leave_host(
+        self, wanting: PrefixNode | None, cause: CauseOf, tried: set[PrefixNode]
+    ) -> PrefixNode | None:
         """The next prefix off the host: at once if it has other copies, else marked busy to be written. Locked."""
         ledger = self._ledger
         for node in ledger.orders[Tier.HOST].oldest(lambda n: n is not wanting and ledger.may_leave(n)):
+            if len(tried) > _FRUITLESS:
+                break
+            if node in tried:
+                continue
             only_here = [h for h in node.record.holdings() if h.host is not None and not h.gpu and not h.disk]
             if not only_here:
                 self._leave_host(node, cause)
@@ -297,5 +313,3 @@ class Room:
                 self._leave_host(node, cause)
             elif not node.children:
                 ledger.remove(node, cause)
-            else:
-                ledger.orders[Tier.HOST].touch(node)
