@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -73,10 +75,26 @@ def normalise_url(url: str) -> URL:
     return parsed.set(drivername="postgresql+psycopg") if parsed.drivername == "postgresql" else parsed
 
 
+def _use_wal(connection: Any) -> None:
+    """Switch the file to WAL, once for its life.
+
+    The switch needs the file to itself and, unlike everything else, does not wait for it: where several processes open
+    a new file at once, all but one would fail.
+    """
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
 def _tune_sqlite(engine: Engine, foreign_keys: bool) -> None:
     pragmas = (
         f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}",
-        "PRAGMA journal_mode=WAL",
         "PRAGMA synchronous=NORMAL",
         f"PRAGMA foreign_keys={'ON' if foreign_keys else 'OFF'}",
         "PRAGMA temp_store=MEMORY",
@@ -87,6 +105,7 @@ def _tune_sqlite(engine: Engine, foreign_keys: bool) -> None:
         connection.isolation_level = None
         for pragma in pragmas:
             connection.execute(pragma)
+        _use_wal(connection)
 
     def on_begin(connection: Connection) -> None:
         writes = connection.get_execution_options().get(WRITES, False)

@@ -42,9 +42,9 @@ def age_columns(*names: str) -> dict[str, Any]:
     return {name: st.column_config.DatetimeColumn(name, format="distance") for name in names}
 
 
-def mib(size: int) -> float:
-    """Bytes in MiB with one decimal, for a column that sorts."""
-    return round(size / (1 << 20), 1)
+def size_columns(*names: str) -> dict[str, Any]:
+    """Columns of bytes: sorted as numbers, shown with a unit that fits."""
+    return {name: st.column_config.NumberColumn(name, format="bytes") for name in names}
 
 
 def trace_cell(trace_id: str | None) -> str:

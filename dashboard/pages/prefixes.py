@@ -25,7 +25,8 @@ ORDERS = {
 }
 LIMITS = (50, 200, 1000)
 COLUMNS = {
-    **tables.number_columns("Tokens", "Tokens served", "Requests", "GPU MiB", "Host MiB", "Disk MiB"),
+    **tables.number_columns("Tokens", "Tokens served", "Requests"),
+    **tables.size_columns("GPU", "Host", "Disk"),
     **tables.age_columns("Changed", "Served"),
 }
 
@@ -103,9 +104,9 @@ def _rows(rows: Sequence[PrefixView]) -> pd.DataFrame:
                 "State": state_text(row.state),
                 "Pinned": "◉ yes" if row.pinned else "",
                 "Tokens": row.tokens,
-                "GPU MiB": tables.mib(row.gpu_bytes),
-                "Host MiB": tables.mib(row.host_bytes),
-                "Disk MiB": tables.mib(row.disk_bytes),
+                "GPU": row.gpu_bytes,
+                "Host": row.host_bytes,
+                "Disk": row.disk_bytes,
                 "Tokens served": row.tokens_served,
                 "Requests": row.requests_served,
                 "Changed": row.changed_at,

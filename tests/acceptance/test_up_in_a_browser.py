@@ -41,6 +41,12 @@ def history(up: Up, prefix_id: str) -> list[dict[str, Any]]:
     return versions
 
 
+def settle(page: Page) -> None:
+    """Until Streamlit has drawn what the last interaction changed."""
+    page.wait_for_timeout(500)
+    expect(page.get_by_test_id("stStatusWidget")).to_have_count(0, timeout=PATIENCE_MS)
+
+
 def evict_by_hand(page: Page, prefix_id: str) -> None:
     page.get_by_role("link", name="Prefixes").click()
     expect(page.get_by_role("heading", name="Prefixes")).to_be_visible(timeout=PATIENCE_MS)
@@ -57,7 +63,11 @@ def evict_by_hand(page: Page, prefix_id: str) -> None:
     expect(dialog.get_by_text("Prefixes touched")).to_be_visible(timeout=PATIENCE_MS)
     # The workload goes on: by now something may build on it.
     dialog.get_by_text("Also everything below them in the tree").click()
-    dialog.get_by_label("Reason").fill("an acceptance test")
+    settle(page)
+    reason = dialog.get_by_label("Reason")
+    reason.fill("an acceptance test")
+    reason.press("Tab")
+    settle(page)  # a click on a button that is being drawn again is lost
     dialog.get_by_role("button", name=re.compile(r"^Evict \d+ prefix")).click()
     expect(dialog.get_by_text(re.compile(r"evicted [1-9]"))).to_be_visible(timeout=PATIENCE_MS)
 
