@@ -44,7 +44,7 @@ class EngineConfig:
     host_bytes: int = 0
     disk_bytes: int = 0
     data_dir: Path | None = None
-    slab_bytes: int = 2 * MIB
+    slab_bytes: int | None = None  # None: derived from the GPU tier and the model's largest object
     materialise: bool = True
     mode: str = "normal"
     cap_prefixes: int | None = None
@@ -65,7 +65,9 @@ class EngineConfig:
     labels: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._positive("gpu_bytes", "slab_bytes", "queue_bound", "ring_capacity")
+        self._positive("gpu_bytes", "queue_bound", "ring_capacity")
+        if self.slab_bytes is not None:
+            self._positive("slab_bytes")
         self._not_negative("host_bytes", "disk_bytes", "checkpoint_every_tokens")
         for name in ("lease_s", "restore_timeout_s", "persist_s", "prefill_tokens_per_s"):
             if not getattr(self, name) > 0:

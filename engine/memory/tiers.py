@@ -42,12 +42,13 @@ class Tiers:
         host_bytes: int,
         disk_bytes: int,
         data_dir: Path | None,
-        slab_bytes: int,
+        slab_bytes: int | None,
         materialise: bool,
     ) -> None:
         self.layouts = layouts
         self.codecs = {name: PageCodec(name, layouts.history) for name in CODECS}
         classes = self._classes()
+        slab_bytes = slab_bytes or derived_slab_bytes(gpu_bytes, max(classes.values()))
         cuda = device.startswith("cuda")
         self.gpu = Arena("gpu", gpu_bytes, slab_bytes, classes, device=device, materialise=materialise)
         self.host = Arena("host", host_bytes, slab_bytes, classes, pin=cuda) if host_bytes else None
@@ -268,6 +269,11 @@ class Tiers:
             if len(sums) == len(bounds):
                 self._proven("gpu", data, np.concatenate(sums))
         return data
+
+
+def derived_slab_bytes(gpu_bytes: int, widest_slot_bytes: int) -> int:
+    """A 64th of the GPU tier within 64 KiB and 2 MiB, and at least one slot of the widest class."""
+    return max(widest_slot_bytes, min(max(gpu_bytes // 64, 64 << 10), 2 << 20))
 
 
 def page_class(kind: ObjectKind, codec: str) -> str:
