@@ -68,7 +68,7 @@ def test_every_model_replays_with_hits_and_without_a_wrong_byte(trace, name):
 
 @pytest.mark.parametrize("codec", ["none", "lossless", "int8"])
 def test_small_tiers_are_all_used_under_pressure_and_bytes_stay_right(trace, codec):
-    config = ReplayConfig(trace=trace, spec="small-gpt-oss", gpu_mib=4, host_mib=4, disk_mib=32, codec=codec)
+    config = ReplayConfig(trace=trace, spec="small-gpt-oss", gpu_mib=2, host_mib=4, disk_mib=32, codec=codec)
     result = run_replay(config, DriverConfig(restore_deadline_s=5.0))
     assert result.report.wrong_bytes == 0
     assert result.engine["violations"] == []
