@@ -150,7 +150,8 @@ def _check_disk(ledger: Ledger, nodes: list[PrefixNode]) -> list[str]:
     for holding in _holdings(nodes):
         if holding.disk is not None:
             live[holding.disk.file.name] = live.get(holding.disk.file.name, 0) + holding.disk.n_pages
-    found = disk.violations()
+    leaving = {file.name for file in (*ledger.tiers.doomed, *ledger.tiers.damaged)}
+    found = disk.violations(leaving)
     for name, file in disk.files.items():
         if live.get(name, 0) != file.live_pages:
             found.append(f"disk: {name} counts {file.live_pages} live pages, prefixes refer to {live.get(name, 0)}")

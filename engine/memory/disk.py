@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -165,12 +166,12 @@ class DiskTier:
         """Move a damaged, forgotten file aside for inspection; the oldest ones go when there are too many."""
         if self.closed:
             return
-        path = self.path(file)
-        if path.exists():
-            os.rename(path, self._quarantine / file.name)
-        kept = sorted(self._quarantine.iterdir(), key=lambda p: p.stat().st_mtime_ns)
-        for old in kept[:-QUARANTINE_FILES]:
-            old.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # deleted under us: nothing is left to look at
+            os.rename(self.path(file), self._quarantine / file.name)
+        with os.scandir(self._quarantine) as entries:
+            kept = sorted((_changed_ns(entry), entry.path) for entry in entries)
+        for _, old in kept[:-QUARANTINE_FILES]:
+            Path(old).unlink(missing_ok=True)
 
     def record(self, file: DiskFile) -> None:
         """Count a published file as there; its bytes were reserved before."""
@@ -187,31 +188,43 @@ class DiskTier:
             if path.suffix == ".tmp":
                 path.unlink()
                 continue
-            size = path.stat().st_size
-            file = DiskFile(name=path.name, file_bytes=size, n_pages=0, live_pages=0)
+            file = DiskFile(name=path.name, file_bytes=0, n_pages=0, live_pages=0)
             try:
+                size = file.file_bytes = path.stat().st_size
                 header, tokens = _read_identity(path, size)
                 _check_name(path.name, header)
             except CorruptObject as error:
                 self.quarantine(file)
                 yield error
                 continue
+            except OSError as error:
+                raise TierUnavailable(
+                    f"disk: {path.name} cannot be read ({error.strerror}); check the device, then start again"
+                ) from error
             file.n_pages = header.n_pages
             self.used_bytes += size
             self.record(file)
             yield AdoptedFile(file=file, header=header, tokens=tokens)
 
-    def violations(self) -> list[str]:
-        """Files on disk and files in the books must be the same set, and bytes must add up."""
+    def violations(self, leaving: set[str]) -> list[str]:
+        """Files on disk and files in the books must be the same set (but for those `leaving`); bytes must add up."""
         found = []
         there = {p.name for p in self._objects.iterdir() if p.suffix != ".tmp" and not p.is_dir()}
-        if leaked := there - self.files.keys():
+        if leaked := there - self.files.keys() - leaving:
             found.append(f"disk: {len(leaked)} files nobody refers to, e.g. {min(leaked)}")
         counted = sum(f.file_bytes for f in self.files.values())
         if counted != self.used_bytes:
             found.append(f"disk: {self.used_bytes:,} bytes counted, files have {counted:,}")
         odd = [f for f in self.files.values() if not 0 < f.live_pages <= f.n_pages]
         return found + [f"disk: {f.name} has {f.live_pages} live of {f.n_pages} pages" for f in odd]
+
+
+def _changed_ns(entry: os.DirEntry[str]) -> int:
+    """When it was written; 0 for a file that a person took away meanwhile."""
+    try:
+        return entry.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def _stem(header: ObjectHeader) -> str:

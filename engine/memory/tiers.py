@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import torch
@@ -58,6 +59,8 @@ class Tiers:
         self.sealed_on_commit = materialise and not cuda
         self.doomed: deque[DiskFile] = deque()
         self.damaged: deque[DiskFile] = deque()
+        self.sweep_failures = 0
+        self._sweeping = Lock()
         self._stream = CopyStream(device)
 
     def _classes(self) -> dict[str, int]:
@@ -128,13 +131,21 @@ class Tiers:
     # -- bytes, without the lock ------------------------------------------------------------------------------------
 
     def sweep(self) -> None:
-        """Delete files that were forgotten and move damaged ones aside. I/O: called without the engine lock."""
+        """Delete files that were forgotten and move damaged ones aside. I/O: called without the engine lock.
+
+        One thread at a time. A device that fails costs the caller nothing: the files wait for the next sweep.
+        """
         if self.disk is None:
             return
-        while self.doomed:
-            self.disk.unlink(self.doomed.popleft())
-        while self.damaged:
-            self.disk.quarantine(self.damaged.popleft())
+        with self._sweeping:
+            for waiting, act in ((self.doomed, self.disk.unlink), (self.damaged, self.disk.quarantine)):
+                for _ in range(len(waiting)):
+                    try:
+                        act(waiting[0])
+                    except OSError:
+                        self.sweep_failures += 1
+                        break
+                    waiting.popleft()
 
     def put(self, copy: SlotCopy, data: torch.Tensor, sums: PageSums | None = None) -> None:
         """Fill freshly taken GPU slots; bytes first, then checksums: those they came with, or new ones."""
