@@ -125,13 +125,19 @@ def add_marks(figure: go.Figure, marks: pd.DataFrame) -> go.Figure:
 
 
 def _thin_out(marks: pd.DataFrame) -> pd.DataFrame:
-    """At most MAX_MARKS a chart: marks of one kind that fall into one time slot become one, their texts joined."""
+    """Marks of one kind in one minute are one mark, as the curves have a point a minute; where that still leaves more
+    than MAX_MARKS, in one wider time slot."""
     ordered = marks.sort_values("at")
-    if len(ordered) <= MAX_MARKS:
-        return ordered
+    merged = _merge(ordered, ordered["at"].dt.floor("1min"))
+    if len(merged) <= MAX_MARKS:
+        return merged
     span_seconds = (ordered["at"].max() - ordered["at"].min()).total_seconds()
     slots = max(1, MAX_MARKS // ordered["kind"].nunique())
     slot = ((ordered["at"] - ordered["at"].min()).dt.total_seconds() // (span_seconds / slots + 1e-9)).astype(int)
+    return _merge(ordered, slot)
+
+
+def _merge(ordered: pd.DataFrame, slot: pd.Series) -> pd.DataFrame:
     rows = []
     for (kind, _), group in ordered.groupby(["kind", slot], sort=False):
         texts = list(group["text"])

@@ -128,3 +128,14 @@ def test_many_marks_become_few_and_still_tell_how_many_they_stand_for():
     figure = add_marks(time_figure(y_title="y"), frame)
     assert len(figure.layout.shapes) <= MAX_MARKS
     assert "and 7 more" in figure.data[0].text[0]
+
+
+def test_marks_of_one_kind_in_one_minute_are_one_mark():
+    rows = [(minute(5) + dt.timedelta(seconds=s), "quarantine", f"prefix {s}") for s in range(12)]
+    frame = pd.DataFrame(
+        [*rows, (minute(5), "evict", "one"), (minute(6), "quarantine", "later")], columns=list(MARK_COLUMNS)
+    )
+    figure = add_marks(time_figure(y_title="y"), frame)
+    assert len(figure.layout.shapes) == 3
+    assert sorted(len(trace.x) for trace in figure.data) == [1, 2]
+    assert any("and 9 more" in text for trace in figure.data for text in trace.text)
