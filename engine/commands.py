@@ -157,7 +157,7 @@ class Commands:
                 continue
             record = item.record
             # A person may overrule a person's pin, a policy may not.
-            pinned = cause.cause is Cause.POLICY and record.pinned_until_ns > self._ledger.clock.wall_ns()
+            pinned = record.pinned_until_ns > self._ledger.clock.wall_ns()
             reasons = {"leased": record.leases, "busy": record.busy, "pinned": pinned, "graph_window": in_window}
             if stays := next((reason for reason, holds in reasons.items() if holds), ""):
                 kept = stays

@@ -43,7 +43,7 @@ class EngineConfig:
     gpu_bytes: int = 256 * MIB
     host_bytes: int = 0
     disk_bytes: int = 0
-    data_dir: Path | None = None
+    data_dir: Path | None = None  # a str is taken too
     slab_bytes: int | None = None  # None: derived from the GPU tier and the model's largest object
     materialise: bool = True
     mode: str = "normal"
@@ -65,6 +65,8 @@ class EngineConfig:
     labels: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.data_dir is not None:
+            object.__setattr__(self, "data_dir", Path(self.data_dir))
         self._positive("gpu_bytes", "queue_bound", "ring_capacity")
         if self.slab_bytes is not None:
             self._positive("slab_bytes")

@@ -159,6 +159,10 @@ class CacheEngine:
                 "tensors (a NewState)" if self.config.materialise else "no tensors: it was built with materialise=False"
             )
             raise StateMismatch(f"this engine takes commits with {need}")
+        if state is not None and not hasattr(state, "end_tokens"):
+            raise StateMismatch(
+                f"the state is a {type(state).__name__}; pass an engine.NewState (docs/howto/commit-state.md)"
+            )
         if state is not None and state.end_tokens != len(data) // TOKEN_BYTES:
             raise StateMismatch(f"the state ends at {state.end_tokens} tokens, {len(data) // TOKEN_BYTES} were passed")
         own = lease.namespace if lease is not None else "default"

@@ -138,7 +138,11 @@ class Arena:
         self._buffer: torch.Tensor | None = None
         self._on_host: npt.NDArray[np.uint8] | None = None
         if materialise:
-            self._buffer = torch.empty(self.total_bytes, dtype=torch.uint8, device=device, pin_memory=pin)
+            try:
+                self._buffer = torch.empty(self.total_bytes, dtype=torch.uint8, device=device, pin_memory=pin)
+            except (RuntimeError, AssertionError, MemoryError) as error:  # torch has no class of its own for these
+                why = str(error).splitlines()[0]
+                raise ConfigError(f"{name}: {self.total_bytes:,} bytes on {device!r} cannot be had: {why}") from error
             # Host copies go through numpy: one thread, so that they never wait for the model's thread pool.
             self._on_host = self._buffer.numpy() if self._buffer.device.type == "cpu" else None
         self.live_bytes = 0

@@ -24,6 +24,7 @@ from engine.memory.holding import Holding, Tier
 from engine.memory.tiers import Tiers
 from engine.model.objects import BOUNDARY_KINDS, PrefixLayouts
 from engine.model.spec import ModelSpec
+from engine.schedule.validation import VALIDATION_OF, Check, Validation, Verdict
 from engine.telemetry.ring import NO_SPAN, Ring, SpanContext, new_span
 
 PrefixNode = Node[PrefixRecord]
@@ -295,7 +296,8 @@ class Ledger:
     def quarantine(self, node: PrefixNode, holding: Holding, tier: Tier, cause: CauseOf) -> None:
         """A copy was found damaged: let go of it. If no other copy of the object is left, the prefix is quarantined.
 
-        A lease that still points at a damaged GPU copy raises `StalePointer` from now on: better than a wrong byte.
+        The failed validation is a span. A lease that still points at a damaged GPU copy raises `StalePointer` from now
+        on: better than a wrong byte.
         """
         record = node.record
         if not any(held is holding for held in record.holdings()):
@@ -304,6 +306,7 @@ class Ledger:
             Damage(prefix_id=record.prefix_id, kind=str(holding.kind), reason=cause.reason, at_ns=self.clock.wall_ns())
         )
         del self.damages[:-DAMAGE_KEPT]
+        self._report_damage(record, holding, tier, cause)
         if tier is Tier.DISK:
             self.tiers.drop_disk(holding, damaged=True)
         elif tier is Tier.HOST:
@@ -323,6 +326,26 @@ class Ledger:
             self.move(node, State.QUARANTINED, cause)
         elif record.state in SERVED and record.natural_state is State.PARTIAL_OFFLOAD:
             self.move(node, State.PARTIAL_OFFLOAD, cause)  # the copy below is whole: a restore makes it good
+
+    def _report_damage(self, record: PrefixRecord, holding: Holding, tier: Tier, cause: CauseOf) -> None:
+        validation = Validation.DISK_RELOADED if tier is not Tier.GPU else VALIDATION_OF[holding.kind]
+        check = Check(validation, holding.kind, Verdict.FAIL, cause.reason)
+        own = [c.boundary for c in record.checkpoints.values() if any(b is holding for b in c.blocks.values())]
+        phase = "scrub" if cause.cause is Cause.SCRUB else "final"
+        now_ns = self.clock.monotonic_ns()
+        parent = SpanContext(int(cause.trace_id or "0", 16), int(cause.span_id or "0", 16))
+        self.count_checks((check,))
+        self.ring.check_batch(
+            parent, record.prefix_id, own[0] if own else record.tokens, phase, (check,), (now_ns, now_ns)
+        )
+
+    def count_checks(self, checks: tuple[Check, ...]) -> None:
+        """Count validations by name, verdict and reason."""
+        self.counters.validations += len(checks)
+        table = self.counters.by_validation
+        for check in checks:
+            key = (str(check.validation), str(check.verdict), check.reason)
+            table[key] = table.get(key, 0) + 1
 
     def usage(self) -> Usage:
         tiers = self.tiers

@@ -18,7 +18,6 @@ from engine.model.objects import BOUNDARY_KINDS, ObjectKind
 from engine.schedule.ledger import Ledger, PrefixNode
 from engine.schedule.queues import Form
 from engine.schedule.room import Room
-from engine.schedule.validation import Check, Validation, Verdict
 from engine.telemetry.ring import NO_SPAN, SpanContext, new_span
 
 LONGEST_WAIT_S = 1e6  # "for ever" (inf) is a deadline too, and no integer
@@ -182,7 +181,6 @@ class Recovery:
             node.record.busy = False
             reason = outcome.failure or ("late" if job.late else "ok")
             if outcome.broken is not None:
-                self._report_damage(node, outcome, job)
                 ledger.quarantine(node, outcome.broken, outcome.broken_tier, self._cause(job, Cause.CORRUPTION, reason))
             if node.record.state is State.FULL_RESTORE:
                 cause = self._cause(job, job.cause.cause, reason)
@@ -209,15 +207,6 @@ class Recovery:
     def _cause(self, job: RestoreJob, cause: Cause, reason: str) -> CauseOf:
         return job.cause._replace(cause=cause, reason=reason)
 
-    def _report_damage(self, node: PrefixNode, outcome: _Outcome, job: RestoreJob) -> None:
-        """The validation that caught it, as a span of its own."""
-        now_ns = self._ledger.clock.monotonic_ns()
-        check = Check(Validation.DISK_RELOADED, ObjectKind.DISK_PREFIX, Verdict.FAIL, outcome.failure)
-        count_checks(self._ledger, (check,))
-        checkpoint = node.record.checkpoints.get(job.checkpoint_id or "")
-        boundary = checkpoint.boundary if checkpoint is not None else node.record.tokens
-        self._ledger.ring.check_batch(job.parent, node.record.prefix_id, boundary, "final", (check,), (now_ns, now_ns))
-
     def _count(self, node: PrefixNode, job: RestoreJob, outcome: _Outcome, start_ns: int, reason: str) -> None:
         ledger = self._ledger
         late = job.late or outcome.failure == "restore_late"
@@ -235,16 +224,6 @@ class Recovery:
                 attributes += ("kvcache.command.id", job.cause.command_id)
             failed = f"restore of {node.record.prefix_id}: {reason}" if outcome.failure else ""
             ledger.ring.request(name, new_span(job.parent), job.parent or NO_SPAN, start_ns, now_ns, attributes, failed)
-
-
-def count_checks(ledger: Ledger, checks: tuple[Check, ...]) -> None:
-    """Count validations by name, verdict and reason. Under the lock."""
-    counters = ledger.counters
-    counters.validations += len(checks)
-    table = counters.by_validation
-    for check in checks:
-        key = (str(check.validation), str(check.verdict), check.reason)
-        table[key] = table.get(key, 0) + 1
 
 
 def deadline_after(now_ns: int, seconds: float) -> int:

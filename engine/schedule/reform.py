@@ -228,7 +228,12 @@ class Reformer:
                 damaged += 1
                 with ledger.lock:
                     if holding.disk is copy and node.parent is not None and not node.record.busy:
-                        ledger.quarantine(node, holding, Tier.DISK, CauseOf(Cause.SCRUB, "checksum_mismatch"))
+                        ledger.quarantine(
+                            node,
+                            holding,
+                            Tier.DISK,
+                            CauseOf(Cause.SCRUB, "checksum_mismatch", parent.hex_trace, parent.hex_span),
+                        )
             except EngineError:
                 break
             objects += 1

@@ -16,7 +16,7 @@ from engine.model.objects import ObjectKind
 from engine.schedule.ledger import Ledger, PrefixNode
 from engine.schedule.plan import Outlook, Planner, RecoveryPlan, kinds_served
 from engine.schedule.queues import FormQueues, QueueFull
-from engine.schedule.recovery import Recovery, RestoreJob, count_checks, deadline_after
+from engine.schedule.recovery import Recovery, RestoreJob, deadline_after
 from engine.schedule.validation import Boundary, Verdict
 from engine.telemetry.ring import SpanContext, new_span
 
@@ -132,7 +132,7 @@ class Server:
             return None
         pin_path(target)
         request.pinned.append(target)
-        count_checks(ledger, plan.checks)
+        ledger.count_checks(plan.checks)
         ledger.ring.check_batch(span, boundary.prefix_id, boundary.tokens, "plan", plan.checks, plan.times)
         self._recovery.prepare(job)
         return job
@@ -165,7 +165,7 @@ class Server:
         if boundary is not None:
             boundary.final, boundary.restored = True, request.restored_from is not None
             checks, times = self._planner.validate(boundary)
-            count_checks(ledger, checks)
+            ledger.count_checks(checks)
             ledger.ring.check_batch(request.span, boundary.prefix_id, boundary.tokens, "final", checks, times)
             if bad := next((c for c in checks if c.verdict in _NOT_SERVED), None):
                 request.reason, boundary = bad.reason, None
@@ -286,7 +286,7 @@ class Server:
 
     def _record_refusals(self, outlook: Outlook, span: SpanContext) -> None:
         for boundary, checks, times in outlook.refused:
-            count_checks(self._ledger, checks)
+            self._ledger.count_checks(checks)
             self._ledger.ring.check_batch(span, boundary.prefix_id, boundary.tokens, "plan", checks, times)
 
 

@@ -37,6 +37,17 @@ class Verdict(StrEnum):
     NOT_APPLICABLE = "not_applicable"
 
 
+VALIDATION_OF = {
+    ObjectKind.COMPRESSED_KV: Validation.COMPRESSED_COMPLETE,
+    ObjectKind.UNCOMPRESSED_TAIL: Validation.TAIL_INTACT,
+    ObjectKind.SWA_WINDOW: Validation.WINDOW_FRESH,
+    ObjectKind.RECURRENT_STATE: Validation.WINDOW_FRESH,
+    ObjectKind.INDEXER_STATE: Validation.INDEXER_SYNCED,
+    ObjectKind.DISK_PREFIX: Validation.DISK_RELOADED,
+}
+"""Which validation looks after which object kind."""
+
+
 class Check(NamedTuple):
     """The outcome of one validation."""
 
