@@ -30,6 +30,13 @@ from controlplane.cli.context import (
 from controlplane.cli.exits import ERR, OUT, CliError, Exit
 from controlplane.cli.look import full_id
 
+REFUSAL_HINTS = {
+    "has_descendants": "Other prefixes build on it: --descendants evicts them too.",
+    "pinned": "`kvdeck unpin` lets it go.",
+    "leased": "A request reads it right now: try again in a moment.",
+    "version_moved_on": "It has changed since it was shown: look again.",
+    "unknown_prefix": "The engine does not hold it (any more).",
+}
 ENDED = ("succeeded", "failed", "refused", "expired", "cancelled")
 LOOK_EVERY_SECONDS = 0.3
 
@@ -205,10 +212,10 @@ def send(client: ControlPlaneClient, engine: str, asked: Asked) -> None:
     else:
         OUT.print(f"{asked.kind} is {command['status']}: command {command['id']}", markup=False)
     if command["status"] in ENDED and command["status"] != "succeeded":
-        raise CliError(
-            f"The {asked.kind} {command['status']}: {command['outcome'].get('reason', 'no reason was given')}.",
-            f"Its record is command {command['id']}.",
-        )
+        why = str(command["outcome"].get("reason", "no reason was given"))
+        hint = next((text for word, text in REFUSAL_HINTS.items() if word in why), "")
+        record = f"Its record is command {command['id']}."
+        raise CliError(f"The {asked.kind} {command['status']}: {why}.", f"{hint} {record}".strip())
 
 
 def _await_end(client: ControlPlaneClient, command: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from controlplane.settings import Settings
 DEFAULT_DATA_DIR = Path("var")
 DEFAULT_URL = "http://127.0.0.1:8410"
 OPERATOR_TOKEN = "operator.token"
+DECK = "deck.json"  # the ports of the `up` that runs, for the other verbs
 LONG_COLUMNS = frozenset({"why", "summary", "outcome", "document", "reason", "namespace", "model"})
 SHORT_ID = 16
 
@@ -40,10 +41,22 @@ Reason = Annotated[str, typer.Option("--reason", "-m", help="Why; it goes into t
 
 def connect(url: str, token: str, data_dir: Path) -> ControlPlaneClient:
     """A client with the token given, or with the one `kvdeck up` left in the data folder of this machine."""
+    ports = running_ports(data_dir) if url == DEFAULT_URL else {}
+    if ports:  # this folder's own deck, wherever it listens, and not another one on the usual port
+        url = f"http://127.0.0.1:{ports['api_port']}"
     if not token and _is_loopback(url):
         # Only ever sent to this machine: the file is this machine's operator's, not every server's.
         token = read_token(data_dir / OPERATOR_TOKEN)
     return ControlPlaneClient(url, token or None)
+
+
+def running_ports(data_dir: Path) -> dict[str, int]:
+    """The ports of the deck that `kvdeck up` runs on this data folder; empty when none does."""
+    try:
+        found = json.loads((data_dir / DECK).read_text())
+        return {name: int(found[name]) for name in ("api_port", "dashboard_port")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def read_token(path: Path) -> str:

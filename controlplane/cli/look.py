@@ -152,10 +152,13 @@ def full_id(client: ControlPlaneClient, engine: str, start: str) -> str:
     """The whole id of the one prefix that begins so. Raises CliError when there is none, or more than one."""
     if len(start) == FULL_ID:
         return start
-    rows = client.prefixes(engine=engine, search=start, limit=10)["rows"]
-    found = sorted({row["prefix_id"] for row in rows if row["prefix_id"].startswith(start)})
-    if len(found) == 1:
+    if not start:
+        raise CliError("An empty text is no prefix id.", "`kvdeck prefixes` lists them.", Exit.USAGE)
+    page = client.prefixes(engine=engine, id_start=start, limit=5)
+    found = sorted(row["prefix_id"] for row in page["rows"])
+    if page["total"] == 1:
         return str(found[0])
     if not found:
         raise CliError(f"No prefix on {engine} begins with {start!r}.", "`kvdeck prefixes` lists them.", Exit.NOT_FOUND)
-    raise CliError(f"{len(found)} prefixes begin with {start!r}.", f"Give more of it: {found[0]}.", Exit.USAGE)
+    some = ", ".join(prefix_id[:SHORT_ID] for prefix_id in found)
+    raise CliError(f"{page['total']:,} prefixes begin with {start!r}.", f"Give more of it, as in {some}.", Exit.USAGE)

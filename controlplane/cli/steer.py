@@ -48,7 +48,9 @@ def register(app: typer.Typer) -> None:
 
 def cap(
     engine: Scope = "",
-    prefixes: Annotated[int | None, typer.Option(help="At most this many prefixes.")] = None,
+    prefixes: Annotated[
+        str, typer.Option(help="At most this many prefixes: 500; 'default' for the engine's own.")
+    ] = "",
     gpu: Annotated[str, typer.Option(help="GPU bytes: 40G; 'default' for the engine's own.")] = "",
     host: Annotated[str, typer.Option(help="Host bytes.")] = "",
     disk: Annotated[str, typer.Option(help="Disk bytes.")] = "",
@@ -60,7 +62,9 @@ def cap(
     as_json: AsJson = False,
 ) -> None:
     """Set admission caps, or show the revisions when nothing is given."""
-    changes: dict[str, Any] = {} if prefixes is None else {"cap_prefixes": prefixes}
+    changes: dict[str, Any] = {}
+    if prefixes:
+        changes["cap_prefixes"] = None if prefixes == "default" else _count(prefixes)
     for tier, text in (("gpu", gpu), ("host", host), ("disk", disk)):
         if text:
             changes[f"cap_{tier}_bytes"] = None if text == "default" else parse_bytes(text)
@@ -73,6 +77,12 @@ def cap(
             _show_revised(client.set_desired(changes, reason=reason, engine=engine or None), as_json)
         else:
             _show_revisions(client.desired(engine=engine or None, limit=20), as_json)
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise CliError(f"--prefixes is {text!r}.", "Give a whole number, or 'default'.", Exit.USAGE)
+    return int(text)
 
 
 def mode(

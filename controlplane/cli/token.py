@@ -18,6 +18,7 @@ from controlplane.cli.context import (
     DataDir,
     as_time,
     parse_seconds,
+    running_ports,
     settings_for,
     show_json,
     show_table,
@@ -104,7 +105,7 @@ def revoke(
 
 def link(role: RoleOption = RoleWord.OPERATOR, data_dir: DataDir = DEFAULT_DATA_DIR) -> None:
     """Print a link that signs one browser in, once, within the hour."""
-    settings = settings_for(data_dir)
+    settings = settings_for(data_dir, **running_ports(data_dir))
     store = _open(settings)
     typer.echo(one_time_link(store, settings, Role.parse(role.value)))
     store.dispose()

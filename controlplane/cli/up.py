@@ -23,7 +23,7 @@ import typer
 from controlplane.api.client import ControlPlaneClient
 from controlplane.auth import Role, authenticate, issue_token
 from controlplane.cli.children import Child, stop_together
-from controlplane.cli.context import DEFAULT_DATA_DIR, OPERATOR_TOKEN, DataDir, read_token, settings_for
+from controlplane.cli.context import DECK, DEFAULT_DATA_DIR, OPERATOR_TOKEN, DataDir, read_token, settings_for
 from controlplane.cli.exits import ERR, OUT, CliError, show_error
 from controlplane.cli.ports import require_free
 from controlplane.cli.serve import ApiPort, DashboardPort, Host, environment_of
@@ -80,7 +80,8 @@ def up(
             _run(settings, parts, tokens["link"], stop)
         finally:
             _stop([part.child for part in parts])
-            (settings.data_dir / RUNNING).unlink(missing_ok=True)
+            for note in (RUNNING, DECK):
+                (settings.data_dir / note).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -234,6 +235,8 @@ def _run(settings: Settings, parts: Sequence[Part], link: str, stop: threading.E
 def _note_running(settings: Settings, parts: Sequence[Part]) -> None:
     pids = [part.child.pid for part in parts if part.child.pid]
     (settings.data_dir / RUNNING).write_text(json.dumps(pids))
+    ports = {"api_port": settings.api_port, "dashboard_port": settings.dashboard_port}
+    (settings.data_dir / DECK).write_text(json.dumps(ports))
 
 
 def _wait_ready(part: Part, parts: Sequence[Part], stop: threading.Event) -> None:

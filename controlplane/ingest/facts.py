@@ -12,8 +12,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from controlplane.ingest.otlp import attributes_of
 from controlplane.store.columns import EPOCH
+from controlplane.store.query_types import STATES
 
-STATES = ("FULL", "COMPRESSED", "PARTIAL_OFFLOAD", "FULL_RESTORE", "QUARANTINED", "EVICTED")
 MAX_INT = (1 << 63) - 1
 
 

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from controlplane.errors import BadRequest, NotFound
 from controlplane.store.models import Checkpoint, HistoryGap, Prefix, PrefixVersion, ValidationFailure
 from controlplane.store.queries_failures import FailureView
-from controlplane.store.query_types import of_engine, view
+from controlplane.store.query_types import STATES, of_engine, view
 
 MOST_ROWS = 1000
 MOST_VERSIONS = 500
@@ -145,6 +145,7 @@ def list_prefixes(
     states: Sequence[str] = (),
     namespace: str | None = None,
     search: str = "",
+    id_start: str = "",
     pinned: bool | None = None,
     order: str = "served",
     limit: int = 100,
@@ -152,12 +153,16 @@ def list_prefixes(
 ) -> PrefixPage:
     """Prefixes that match, in one of ORDERS. Without `states`: all but the evicted ones.
 
-    `search` matches the start of a prefix id or any part of a namespace. `limit` is held to 1,000. Raises BadRequest
-    for an order there is none of.
+    `search` matches the start of a prefix id or any part of a namespace, `id_start` only the former. `limit` is held to
+    1,000. Raises BadRequest for an order or a state there is none of.
     """
     if order not in ORDERS:
         raise BadRequest("order_unknown", f"There is no order {order!r}.", f"Orders: {', '.join(ORDERS)}.")
+    if unknown := set(states) - set(STATES):
+        raise BadRequest("state_unknown", f"There is no state {min(unknown)!r}.", f"States: {', '.join(STATES)}.")
     conditions = [*_present(engine_id), *_matching(states, namespace, search, pinned)]
+    if id_start:
+        conditions.append(Prefix.prefix_id.startswith(id_start.lower(), autoescape=True))
     total = session.scalar(select(func.count()).select_from(Prefix).where(*conditions)) or 0
     query = (
         select(Prefix)

@@ -13,6 +13,9 @@ from controlplane.clock import floor_minute
 
 V = TypeVar("V")
 
+STATES = ("FULL", "COMPRESSED", "PARTIAL_OFFLOAD", "FULL_RESTORE", "QUARANTINED", "EVICTED")
+"""States a prefix can be in, as the engine's state table has them; a test compares the two."""
+
 
 @dataclass(frozen=True, slots=True)
 class TimeRange:

@@ -115,3 +115,18 @@ def _observed(up: Up) -> dict[str, object]:
     (engine,) = json.loads(up.kvdeck("status", "--json").stdout)["engines"]
     observed: dict[str, object] = engine["observed"]
     return observed
+
+
+def test_the_other_verbs_find_the_deck_of_their_folder_wherever_it_listens(tmp_path: Path) -> None:
+    with Up(tmp_path / "var", *ALONE) as up:
+        found = kvdeck("status", "--data-dir", str(up.data_dir), "--json")  # no address given
+        assert found.returncode == 0, found.stderr
+        link = kvdeck("token", "link", "--data-dir", str(up.data_dir))
+        assert f":{up.dashboard_port}/?token=" in link.stdout
+        assert kvdeck("cap", "--data-dir", str(up.data_dir), "--prefixes", "5000").returncode == 0
+        assert kvdeck("cap", "--data-dir", str(up.data_dir), "--prefixes", "default").returncode == 0
+        (newest, *_) = json.loads(kvdeck("cap", "--data-dir", str(up.data_dir), "--json").stdout)
+        assert newest["document"].get("cap_prefixes") is None
+        odd = kvdeck("prefixes", "--data-dir", str(up.data_dir), "--state", "BOGUS")
+        assert (odd.returncode, "PARTIAL_OFFLOAD" in odd.stderr) == (2, True)
+    assert not (tmp_path / "var" / "deck.json").exists()

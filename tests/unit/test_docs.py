@@ -38,6 +38,13 @@ def test_every_span_and_metric_name_in_the_engine_is_in_the_wire_reference() -> 
     assert not missing
 
 
+def test_the_store_knows_the_states_of_the_engine() -> None:
+    from controlplane.store.query_types import STATES
+    from engine.consistency.state import State
+
+    assert set(STATES) == {str(state) for state in State} - {"NEW"}
+
+
 def test_links_between_the_docs_lead_somewhere() -> None:
     pages = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
     for page in pages:
