@@ -119,7 +119,8 @@ def _commands(commands: Sequence[CommandView], now: dt.datetime) -> list[Item]:
     found = []
     for command in commands:
         ended = command.finished_at
-        if command.status not in ("failed", "refused", "expired") or ended is None or now - ended > RECENT:
+        # A refusal was told to whoever sent it; what failed or ran out of time may have been seen by nobody.
+        if command.status not in ("failed", "expired") or ended is None or now - ended > RECENT:
             continue
         why = str(command.outcome.get("reason") or command.outcome.get("error") or "see its outcome")
         what = f"Command {command.kind} {short_id(command.id, 8)} on {command.engine_id} {command.status}: {why}"

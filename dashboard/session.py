@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import streamlit as st
 
 RANGES = {"15m": 15, "1h": 60, "6h": 360, "24h": 1440}  # minutes
-DEFAULT_RANGE = "1h"
+DEFAULT_RANGE = "15m"
 REFRESH_SECONDS = 5.0
 ALL = "all"
 ROLES = ("viewer", "operator", "admin")

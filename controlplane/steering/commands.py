@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import or_, select
+from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
 from controlplane.auth import Role
@@ -214,7 +214,21 @@ def report(session: Session, engine_id: str, command_id: str, said: Report, now:
         command.progress = dict(said.progress)
     if said.status in TERMINAL:
         command.outcome = {**said.outcome, "late": True} if late else dict(said.outcome)
+        _note_pins(session, command)
     return command
+
+
+def _note_pins(session: Session, command: Command) -> None:
+    """A pin is no transition, so no span will say it: the outcome does. The next transition says it again."""
+    if command.kind not in ("pin", "unpin") or command.status != "succeeded":
+        return
+    refused = {item["prefix_id"] for item in command.outcome.get("refused", ())}
+    ids = [prefix_id for prefix_id in command.arguments.get("prefix_ids", ()) if prefix_id not in refused]
+    session.execute(
+        update(Prefix)
+        .where(Prefix.engine_id == command.engine_id, Prefix.prefix_id.in_(ids))
+        .values(pinned=command.kind == "pin")
+    )
 
 
 def cancel(session: Session, deed: Deed, command_id: str) -> Command:

@@ -100,6 +100,7 @@ def test_the_whole_deck_runs_and_obeys(tmp_path: Path) -> None:
         assert preview["prefixes"] >= 1
         pinned = json.loads(up.kvdeck("pin", prefix, "--for", "10m", "--json").stdout)
         assert pinned["outcome"]["pinned"] == 1
+        assert json.loads(up.kvdeck("explain", prefix, "--json").stdout)["now"]["pinned"]
         assert up.kvdeck("unpin", prefix).returncode == 0
         gone = json.loads(up.kvdeck("evict", prefix, "--yes", "--descendants", "--json").stdout)
         assert gone["outcome"]["evicted"] >= 1

@@ -75,6 +75,16 @@ def test_a_prefix_keeps_a_bounded_number_of_tails_and_the_newest_are_served(make
     assert rig.look(many[0]).wrong_bytes == 0
 
 
+def test_a_pinned_prefix_is_evicted_by_nobody_until_it_is_unpinned(make_rig):
+    rig = make_rig()
+    prefix_id = rig.commit(prompt(3 * rig.page)).prefix_id
+    rig.command("pin", prefix_ids=[prefix_id], ttl_s=60)
+    refused = rig.command("evict", prefix_ids=[prefix_id])
+    assert (refused.status, refused.outcome["reason"]) == ("refused", "1 pinned")
+    rig.command("unpin", prefix_ids=[prefix_id])
+    assert rig.command("evict", prefix_ids=[prefix_id]).outcome["evicted"] == 1
+
+
 def test_what_could_never_fit_a_cap_is_refused_before_anything_is_evicted(make_rig):
     rig = make_rig(cap_gpu_bytes=30_000, cap_prefixes=2)
     rig.commit(prompt(2 * rig.page))

@@ -50,3 +50,9 @@ def test_links_between_the_docs_lead_somewhere() -> None:
     for page in pages:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+
+
+def test_the_example_of_committing_state_runs_as_it_is_written() -> None:
+    page = (ROOT / "docs" / "howto" / "commit-state.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    exec(compile(code, "commit-state.md", "exec"), {})
