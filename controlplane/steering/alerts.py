@@ -92,7 +92,7 @@ RULES = (
         title="Engine is silent",
         threshold=15,
         clear_at=10,
-        for_seconds=0,
+        for_seconds=15,  # after a restart of the whole deck, its engines need a moment to speak again
         unit="s since its last word",
         read=_silent_seconds,
     ),

@@ -73,11 +73,12 @@ def test_what_clears_before_it_fires_leaves_nothing(deck: Deck) -> None:
     assert alert_states(deck, NOW + dt.timedelta(seconds=5)) == {}
 
 
-def test_a_silent_engine_raises_an_alert_at_once(deck: Deck) -> None:
+def test_a_silent_engine_raises_an_alert_but_not_while_a_restarted_deck_gathers(deck: Deck) -> None:
     with deck.store.write() as session:
         session.get(Engine, ENGINE).last_seen_at = NOW
     assert alert_states(deck, NOW + dt.timedelta(seconds=15)) == {}
-    assert alert_states(deck, NOW + dt.timedelta(seconds=16)) == {"engine_silent": "firing"}
+    assert alert_states(deck, NOW + dt.timedelta(seconds=16)) == {"engine_silent": "pending"}
+    assert alert_states(deck, NOW + dt.timedelta(seconds=31)) == {"engine_silent": "firing"}
 
 
 def test_failing_recoveries_fire_and_an_end_of_recoveries_resolves(deck: Deck) -> None:
