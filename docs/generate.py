@@ -46,6 +46,7 @@ def errors() -> str:
 
 def validations() -> str:
     """The five validations, verdicts and reason codes."""
+    from engine.schedule.plan import GAP_REASONS
     from engine.schedule.validation import REASONS, Validation, Validator, Verdict
 
     lines = ["# Validations", "", "Nothing is a hit until all five pass or do not apply, after recovery.", ""]
@@ -54,6 +55,9 @@ def validations() -> str:
         lines.append(f"| `{validation}` | {_one_line(getattr(Validator, validation.value))} |")
     lines += ["", f"Verdicts: {', '.join(f'`{v}`' for v in Verdict)}.", "", "| reason | meaning |", "|---|---|"]
     lines += [f"| `{reason}` | {text} |" for reason, text in REASONS.items()]
+    lines += ["", "A request's own reason is the first of these that stood in its way, or one of:", ""]
+    lines += ["| reason | meaning |", "|---|---|"]
+    lines += [f"| `{reason}` | {text} |" for reason, text in GAP_REASONS.items()]
     return "\n".join([*lines, ""])
 
 

@@ -21,6 +21,22 @@ from engine.model.spec import ModelSpec
 from engine.schedule.validation import Boundary, Check, Validator, first_failure
 
 CANDIDATES_WEIGHED = 16
+GAP_REASONS = {
+    "none": "all of the longest common prefix is the hit",
+    "new_content": "nothing of the prompt is known",
+    "no_checkpoint": "no boundary deep enough has its boundary objects, and a replay would not pay",
+    "restore_slower_than_prefill": "computing the tokens is expected to be faster than restoring them",
+    "restore_slower_than_deadline": "the restore is not expected to end before the caller's deadline",
+    "restore_late": "the restore did not end before the caller's deadline; it goes on for the next request",
+    "no_room": "everything on the GPU is leased or pinned, so nothing could be restored",
+    "queue_full": "the queue of the restore's form is at its bound",
+    "tier_unavailable": "the tier failed, or its breaker is open",
+    "mode_no_disk": "the mode forbids restores from disk",
+    "mode_resident_only": "the mode forbids restores",
+    "mode_full_only": "the mode forbids coded KV",
+    "mode_bypass": "the mode forbids any reuse",
+}
+"""Why a longest common prefix was not all usable, beside the reasons of the validations."""
 
 
 @dataclass(slots=True, eq=False)

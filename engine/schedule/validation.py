@@ -78,9 +78,7 @@ REASONS = {
     "indexer_missing": "some pages have no indexer entries",
     "indexer_behind": "indexer entries were built from another version of the KV",
     "needs_restore": "an object lies below the GPU and is to be restored",
-    "off_gpu": "an object is still below the GPU after recovery",
     "checksum_mismatch": "bytes read back do not match their checksum",
-    "restore_failed": "the tier could not be read",
     "restore_late": "the restore did not end before the deadline",
 }
 """Every reason code a validation can carry, for the reference and for people."""

@@ -56,3 +56,16 @@ def test_the_example_of_committing_state_runs_as_it_is_written() -> None:
     page = (ROOT / "docs" / "howto" / "commit-state.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
     exec(compile(code, "commit-state.md", "exec"), {})
+
+
+def test_every_reason_a_request_can_be_given_is_explained() -> None:
+    from engine.schedule.plan import GAP_REASONS
+    from engine.schedule.validation import REASONS
+
+    source = "".join(
+        (ROOT / "engine" / "schedule" / f"{name}.py").read_text() for name in ("serve", "plan", "recovery")
+    )
+    given = set(re.findall(r'(?:reason or|reason =|failure =|Weighed\(None,|return) "([a-z_]+)"', source))
+    given -= {"native", "not_reached"}  # a codec; a step of a restore that another step ended
+    assert len(given) > 8
+    assert given <= GAP_REASONS.keys() | REASONS.keys()
