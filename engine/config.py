@@ -28,7 +28,7 @@ class Mode(StrEnum):
 
 _RUNGS: dict[str, int] = {mode: rung for rung, mode in enumerate(Mode)}
 
-CODEC_CHOICES = ("lossless", "int8", "none")
+CODEC_CHOICES = ("lossless", "int8", "fp8", "int4", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,9 @@ class EngineConfig:
     cap_host_bytes: int | None = None
     cap_disk_bytes: int | None = None
     codec: str = "lossless"
+    code_compressed: bool = False  # lossy codecs also touch history that the model compresses itself (CSA, HCA, MLA)
+    max_logit_error: float | None = None  # refuse a lossy codec that a judge measured worse, over a whole path
+    max_kl: float | None = None  # the same in nats of mean KL divergence
     checkpoint_every_tokens: int = 0
     checkpoint_budget_ratio: float = 0.3
     replay: bool = True
@@ -74,6 +77,10 @@ class EngineConfig:
         for name in ("lease_s", "restore_timeout_s", "persist_s", "prefill_tokens_per_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be above 0")
+        for name in ("max_logit_error", "max_kl"):
+            bound = getattr(self, name)
+            if bound is not None and not bound > 0:
+                raise ConfigError(f"{name} is {bound!r}; it must be above 0, or None for no bound")
         if self.mode not in list(Mode):
             raise ConfigError(f"mode is {self.mode!r}; known: {', '.join(Mode)}")
         if self.codec not in CODEC_CHOICES:

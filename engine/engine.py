@@ -77,7 +77,7 @@ class CacheEngine:
         tiers = Tiers(
             layouts, clock, device=config.device, gpu_bytes=config.gpu_bytes, host_bytes=config.host_bytes,
             disk_bytes=config.disk_bytes, data_dir=config.data_dir, slab_bytes=config.slab_bytes,
-            materialise=config.materialise,
+            materialise=config.materialise, code_compressed=config.code_compressed,
         )  # fmt: skip
         self._ring = Ring(config.ring_capacity, enabled=config.spans)
         self._ledger = Ledger(spec, layouts, tiers, self._ring, clock, config.caps, config.lease_s)

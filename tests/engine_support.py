@@ -15,6 +15,7 @@ from engine.clock import ManualClock
 from engine.consistency.prefix import Checkpoint, PrefixRecord
 from engine.integrations.synthetic import SyntheticModel
 from engine.memory.arena import Arena
+from engine.memory.codec import LOSSY
 from engine.schedule.publish import CommitResult
 
 POISON = 0xAA
@@ -65,8 +66,9 @@ class Rig:
         self.engine = CacheEngine(
             self.spec, EngineConfig(**settings), span_processors=[self.log], clock=self.clock
         )  # fmt: skip
-        self.model = SyntheticModel(self.spec, codec="int8" if config.get("codec") == "int8" else "none")
-        self.lossy = SyntheticModel(self.spec, codec="int8")
+        self.model = SyntheticModel(self.spec, codec=config.get("codec", "none"))
+        wide = bool(config.get("code_compressed"))
+        self.lossy = SyntheticModel(self.spec, codec=LOSSY, code_compressed=wide)  # whatever codec a command names
         self.page = self.spec.page_tokens
 
     # -- requests -----------------------------------------------------------------------------------------------------

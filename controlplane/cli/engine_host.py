@@ -68,7 +68,7 @@ def engine(
     gpu_mib: Annotated[int, typer.Option(min=1, help="GPU tier (host memory on --device cpu).")] = 6,
     host_mib: Annotated[int, typer.Option(min=0, help="Host tier; 0 leaves it out.")] = 6,
     disk_mib: Annotated[int, typer.Option(min=0, help="Disk tier; 0 leaves it out.")] = 256,
-    codec: Annotated[str, typer.Option(help="none, lossless or int8.")] = "lossless",
+    codec: Annotated[str, typer.Option(help="none, lossless, int8, fp8 or int4.")] = "lossless",
     workload: Annotated[Workload, typer.Option(help="What it runs by itself.")] = Workload.GENERATED,
     rate: Annotated[float, typer.Option(min=0.01, help="Requests a second of the generated workload.")] = 8.0,
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,

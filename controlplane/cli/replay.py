@@ -40,7 +40,7 @@ def replay(
     disk_mib: Annotated[int, typer.Option(min=0, help="Disk tier; 0 leaves it out.")] = 384,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the disk tier; a temporary one without it.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    codec: Annotated[str, typer.Option(help="none, lossless or int8.")] = "lossless",
+    codec: Annotated[str, typer.Option(help="none, lossless, int8, fp8 or int4.")] = "lossless",
     mode: Annotated[str, typer.Option(help="Mode of degradation to run in.")] = "normal",
     cap_prefixes: Annotated[int | None, typer.Option(min=1, help="Admission cap in prefixes.")] = None,
     checkpoint_every: Annotated[int, typer.Option(min=0, help="Also a checkpoint every N tokens; 0: none.")] = 0,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from engine.errors import StateMismatch
-from engine.integrations.verification import LOSSY, RoundTrip, Verification, compare_all
+from engine.integrations.verification import Verification, compare_all, round_trips
 from engine.memory.state import LoadedState, NewState
 from engine.model.objects import PrefixLayouts, Segment, SegmentKey, layouts_of
 from engine.model.spec import DTYPE_BYTES, ModelSpec
@@ -48,15 +48,24 @@ class SyntheticModel:
     Values of floating dtypes are finite, of both signs, with magnitudes spread evenly over four octaves in [1/16, 1);
     integer dtypes use all their bits. An entry with ratio r at index e depends on tokens [0, (e + 1) r); window rows,
     buffers and overlaps on the tokens up to their own; a recurrent state at b on [0, b).
+
+    `codec` and `code_compressed` are the engine's: `verify` accepts what that codec (or any of several) makes of pages.
     """
 
     def __init__(
-        self, spec: ModelSpec, seed: int = 0, *, device: str | torch.device = "cpu", codec: str = "none"
+        self,
+        spec: ModelSpec,
+        seed: int = 0,
+        *,
+        device: str | torch.device = "cpu",
+        codec: str | Iterable[str] = "none",
+        code_compressed: bool = False,
     ) -> None:
         self.spec = spec
         self.device = torch.device(device)
-        self._lossy = {s.key: RoundTrip(s) for s in layouts_of(spec).history.segments if s.native and codec == LOSSY}
         self._layouts: PrefixLayouts = layouts_of(spec)
+        codecs = (codec,) if isinstance(codec, str) else tuple(codec)
+        self._lossy = round_trips(self._layouts.history.segments, codecs, code_compressed=code_compressed)
         self._seed = f"{spec.fingerprint}/{seed}"
         self._entries = (*self._layouts.history.segments, *self._layouts.indexer.segments)
         self._boundary = tuple(
@@ -105,7 +114,7 @@ class SyntheticModel:
         """Compare every byte of `loaded` with the truth for `tokens`.
 
         A tensor that is absent, unexpected or of another shape counts as wrong in full. With a lossy codec a page of
-        native history may also equal the codec's round trip, exactly.
+        history that it touches may also equal the codec's round trip, exactly.
         """
         truth = self.truth(tokens, loaded.boundary_tokens, loaded.replay_tokens)
         results = [

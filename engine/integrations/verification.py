@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
-from engine.memory.codec import PageCodec
+from engine.errors import CodecRefused
+from engine.memory.codec import LOSSY, PageCodec, touches
 from engine.model.objects import Layout, ObjectKind, Segment, SegmentKey
-
-LOSSY = "int8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,26 +31,25 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class RoundTrip:
-    """What pages of one native history segment look like once coded and decoded.
+    """What pages of one history segment look like once one of some lossy codecs coded and decoded them.
 
     Segments are coded independently of each other, so a layout of this one alone gives the same bytes.
     """
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, codecs: Iterable[str], *, code_compressed: bool = False) -> None:
         alone = replace(segment, offset_bytes=0)
         layout = Layout(kind=ObjectKind.COMPRESSED_KV, segments=(alone,), slot_bytes=segment.segment_bytes)
         self._segment = segment
-        self._codec = PageCodec(LOSSY, layout)
+        self._codecs = [PageCodec(codec, layout, code_compressed=code_compressed) for codec in codecs]
 
     def compare(self, expected: torch.Tensor, got: torch.Tensor) -> Verification:
         """Page by page: each either as computed or as coded and decoded; the unfinished page only as computed."""
         rows = self._segment.rows
         whole = len(expected) // rows * rows
         pages = _as_bytes(expected[:whole]).view(-1, self._segment.segment_bytes)
-        coded = self._codec.roundtrip(pages) if len(pages) else pages
         got_pages = _as_bytes(got[:whole]).view(-1, self._segment.segment_bytes)
         exact_wrong = (pages != got_pages).sum(dim=1)
-        coded_wrong = (coded != got_pages).sum(dim=1)
+        coded_wrong = self._fewest_wrong(pages, got_pages, exact_wrong)
         rest_wrong = int((_as_bytes(expected[whole:]) != _as_bytes(got[whole:])).sum())
         wrong = int(torch.minimum(exact_wrong, coded_wrong).sum()) + rest_wrong
         return Verification(
@@ -60,6 +58,29 @@ class RoundTrip:
             lossy_bytes=int((coded_wrong < exact_wrong).sum()) * self._segment.segment_bytes,
             first_wrong=f"{self._segment.key}: {wrong} bytes differ" if wrong else "",
         )
+
+    def _fewest_wrong(self, pages: torch.Tensor, got: torch.Tensor, fewest: torch.Tensor) -> torch.Tensor:
+        """For each page, bytes that differ from the nearest codec's round trip; `fewest` where no codec is nearer."""
+        for codec in self._codecs if len(pages) else ():
+            try:
+                coded = codec.roundtrip(pages)
+            except CodecRefused:  # what it cannot keep is never kept by it
+                continue
+            fewest = torch.minimum(fewest, (coded != got).sum(dim=1))
+        return fewest
+
+
+def round_trips(
+    segments: Iterable[Segment], codecs: Iterable[str], *, code_compressed: bool = False
+) -> dict[SegmentKey, RoundTrip]:
+    """For each segment that some lossy one of `codecs` touches: what else than the original may stand there."""
+    lossy = [codec for codec in codecs if codec in LOSSY]
+    found = {}
+    for segment in segments:
+        touching = [codec for codec in lossy if touches(codec, segment, code_compressed=code_compressed)]
+        if touching:
+            found[segment.key] = RoundTrip(segment, touching, code_compressed=code_compressed)
+    return found
 
 
 def compare_all(

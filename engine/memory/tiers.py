@@ -45,9 +45,13 @@ class Tiers:
         data_dir: Path | None,
         slab_bytes: int | None,
         materialise: bool,
+        code_compressed: bool = False,
     ) -> None:
         self.layouts = layouts
-        self.codecs = {name: PageCodec(name, layouts.history) for name in CODECS}
+        # What is written follows the configuration; what is read may come from an engine configured otherwise.
+        every = [PageCodec(name, layouts.history, code_compressed=wide) for wide in (False, True) for name in CODECS]
+        self._readers = {codec.page_class: codec for codec in every if codec.useful}
+        self.codecs = {n: PageCodec(n, layouts.history, code_compressed=code_compressed) for n in CODECS}
         classes = self._classes()
         slab_bytes = slab_bytes or derived_slab_bytes(gpu_bytes, max(classes.values()))
         cuda = device.startswith("cuda")
@@ -67,14 +71,19 @@ class Tiers:
         found = {}
         for kind in (*self.layouts.span_kinds, *self.layouts.boundary_kinds):
             found[str(kind)] = self.layouts.of(kind).slot_bytes
-        for name, codec in self.codecs.items():
-            if codec.useful:
-                found[page_class(ObjectKind.COMPRESSED_KV, name)] = codec.coded_bytes
-        return found
+        return found | {name: codec.coded_bytes for name, codec in self._readers.items()}
+
+    def page_class(self, kind: ObjectKind, meta: CodecMeta) -> str:
+        """Where pages of a kind in this form are kept."""
+        return str(kind) if meta.codec == NATIVE else self.codecs[meta.codec].page_class
+
+    def native(self, page_class: str, data: torch.Tensor, meta: CodecMeta) -> torch.Tensor:
+        """Pages decoded if they are coded. Raises `CodecRefused` for pages this engine cannot read."""
+        return data if meta.codec == NATIVE else self._readers[page_class].decode(data, meta)
 
     def new_copy(self, kind: ObjectKind, slots: Slots, meta: CodecMeta = NATIVE_META) -> SlotCopy:
         """Freshly taken slots as a copy without checksums yet."""
-        name = page_class(kind, meta.codec)
+        name = self.page_class(kind, meta)
         return SlotCopy(name, self.gpu.slot_bytes(name), slots, meta, None)
 
     # -- metadata, under the engine lock ----------------------------------------------------------------------------
@@ -269,8 +278,7 @@ class Tiers:
             first = run[0]
             slots = np.concatenate([bound.pointer.slots for bound in run])
             data = self._read_proven(first.pointer.page_class, slots, run)
-            coded = first.meta.codec != NATIVE
-            found.append(self.codecs[first.meta.codec].decode(data, first.meta) if coded else data)
+            found.append(self.native(first.pointer.page_class, data, first.meta))
         return found
 
     def _read_proven(self, page_class: str, slots: Slots, bounds: Sequence[Bound]) -> torch.Tensor:
@@ -285,10 +293,6 @@ class Tiers:
 def derived_slab_bytes(gpu_bytes: int, widest_slot_bytes: int) -> int:
     """A 64th of the GPU tier within 64 KiB and 2 MiB, and at least one slot of the widest class."""
     return max(widest_slot_bytes, min(max(gpu_bytes // 64, 64 << 10), 2 << 20))
-
-
-def page_class(kind: ObjectKind, codec: str) -> str:
-    return str(kind) if codec == NATIVE else f"{kind}+{codec}"
 
 
 def _runs(bounds: Sequence[Bound]) -> list[list[Bound]]:

@@ -16,7 +16,6 @@ from engine.errors import CodecRefused, CorruptObject, EngineError, OutOfMemory
 from engine.memory.arena import Slots
 from engine.memory.codec import NATIVE, NATIVE_META
 from engine.memory.holding import Holding, SlotCopy, Tier
-from engine.memory.tiers import page_class
 from engine.model.objects import ObjectKind
 from engine.schedule.ledger import Ledger, PrefixNode
 from engine.schedule.room import Room
@@ -99,10 +98,11 @@ class Reformer:
         data, _ = self._tiers.gpu_bytes_on_host(source)
         kind, meta = ObjectKind.COMPRESSED_KV, NATIVE_META
         if codec == NATIVE:
-            data = self._tiers.codecs[source.meta.codec].decode(data, source.meta)
+            data = self._tiers.native(source.page_class, data, source.meta)
         else:
             data, meta = self._tiers.codecs[codec].encode(data)
-        slots = self._room.take_gpu(page_class(kind, codec), len(source.slots), CauseOf(Cause.PRESSURE, "recode"))
+        wanted = self._tiers.page_class(kind, meta)
+        slots = self._room.take_gpu(wanted, len(source.slots), CauseOf(Cause.PRESSURE, "recode"))
         copy = self._tiers.new_copy(kind, slots, meta)
         self._tiers.put(copy, data)
         return copy

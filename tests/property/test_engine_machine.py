@@ -26,6 +26,7 @@ from engine import Tier
 from engine.clock import ManualClock
 from engine.errors import CorruptObject, LeaseExpired, StalePointer
 from engine.integrations.synthetic import use_one_thread
+from engine.memory.codec import LOSSY
 
 SLAB_BYTES = 10 << 10
 # Slabs of GPU and host, and bytes of disk, that a few prompts overflow; slots of the models differ in size.
@@ -143,7 +144,7 @@ class EngineMachine(RuleBasedStateMachine):
     def evict(self, pick, tree):
         self.rig.command("evict", prefix_ids=self.some_ids(pick), descendants=tree)
 
-    @rule(pick=st.lists(st.integers(0, 30), min_size=1, max_size=3), codec=st.sampled_from(["lossless", "int8"]))
+    @rule(pick=st.lists(st.integers(0, 30), min_size=1, max_size=3), codec=st.sampled_from(["lossless", *LOSSY]))
     def compress(self, pick, codec):
         self.rig.command("compress", prefix_ids=self.some_ids(pick), codec=codec)
 
