@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@free_kb=$$(df -Pk . | awk 'NR==2 {print $$4}'); [ "$$free_kb" -gt 3000000 ] || { echo "the installation needs 3 GB of disk here, $$((free_kb / 1024)) MB are free: make room and run this again"; exit 1; }
 	@echo "installing into $(VENV) (once; about a minute) ..."
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' || { echo "the installation failed: the lines above say why; check the network and the disk, then run this again"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,huggingface]' || { echo "the installation failed: the lines above say why; check the network and the disk, then run this again"; exit 1; }
 	@touch $(STAMP)
 
 up: $(STAMP)  ## run the deck on 127.0.0.1: control plane, engine with a live workload, dashboard

@@ -99,3 +99,15 @@ class CodecRefused(EngineError):
     """The configured codec would not make this object smaller, so it stays in native precision."""
 
     code = "codec_refused"
+
+
+class UnknownCacheLayer(EngineError):
+    """A model keeps state in a cache layer class that is not mapped. Nothing is guessed; the model is not attached."""
+
+    code = "unknown_cache_layer"
+
+
+class ModelMismatch(EngineError):
+    """The model in hand is not the one the engine was built for: other weights, configuration, dtype or layout."""
+
+    code = "model_mismatch"

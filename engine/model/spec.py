@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import prod
+from typing import Any
 
 from engine.errors import SpecError
 
@@ -118,6 +119,27 @@ class ModelSpec:
     page_tokens: int
     layers: tuple[Layer, ...]
     flops_per_token: float = 0.0
+
+    @classmethod
+    def from_hf(
+        cls,
+        config: Any,
+        *,
+        revision: str = "",
+        adapter: str = "",
+        page_tokens: int | None = None,
+        dtype: Any = None,
+    ) -> ModelSpec:
+        """The spec of a Hugging Face model, from its configuration (`model.config`).
+
+        `revision` names the weights and `adapter` what was merged into or hung on them; both are a promise.
+        `engine.integrations.huggingface.spec_of(model)` reads the weights instead. Without either, state is kept in
+        memory only. `page_tokens` defaults to 64, or the next multiple of every compression ratio. Raises `SpecError`
+        for a layer type that is not mapped, by its name.
+        """
+        from engine.model.huggingface import spec_from_config  # it needs this module
+
+        return spec_from_config(config, revision=revision, adapter=adapter, page_tokens=page_tokens, dtype=dtype)
 
     def __post_init__(self) -> None:
         if self.page_tokens < 1:

@@ -1,0 +1,114 @@
+"""Between a whole cache object of transformers and the tensors the engine keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from engine.errors import StateMismatch, UnknownCacheLayer
+from engine.integrations.huggingface.facets import Compressor, Facet, Piece, Rows
+from engine.integrations.huggingface.layers import facets_of, measures_of
+from engine.memory.state import LoadedState
+from engine.model.huggingface import text_config
+from engine.model.objects import SegmentKey
+from engine.model.spec import Layer
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMap:
+    """The facets of every layer of one model, measured once: takes state out, and puts it into a new cache."""
+
+    config: Any
+    device: torch.device
+    facets: tuple[tuple[Facet, ...], ...]
+
+    @classmethod
+    def measure(cls, model: Any) -> CacheMap:
+        """Run the model over a few tokens and read what its cache then holds.
+
+        Raises `UnknownCacheLayer` for a cache layer class that is not mapped, before anything runs.
+        """
+        config = text_config(model.config)
+        cache = new_cache(model.config)
+        for index, layer in enumerate(cache.layers):
+            measures_of(layer, index)
+        # One entry of the compressors that overlap, and one token more: every kind of state has then been written.
+        ratios = [layer.compress_rate for layer in cache.layers if hasattr(layer, "overlap_kv")]
+        ids = torch.zeros((1, max([1, *ratios]) + 1), dtype=torch.long, device=model.device)
+        with torch.no_grad():
+            model(input_ids=ids, past_key_values=cache, use_cache=True)
+        latent = [bool(getattr(layer, "kv_lora_rank", None)) for layer in config.per_layer_config]
+        facets = tuple(facets_of(layer, index, latent=latent[index]) for index, layer in enumerate(cache.layers))
+        return cls(model.config, model.device, facets)
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers of a `ModelSpec`."""
+        return tuple(Layer(parts=tuple(facet.part for facet in facets)) for facets in self.facets)
+
+    # -- out --------------------------------------------------------------------------------------------------------
+
+    def entries(self, cache: Any, start: int, end: int) -> dict[SegmentKey, torch.Tensor]:
+        """Span objects of [start, end) of a cache that has seen exactly `end` tokens."""
+        return _keyed(
+            (index, facet.entries(layer, start, end))
+            for index, layer, facets in self._layers(cache)
+            for facet in facets
+        )
+
+    def boundary(self, cache: Any, position: int) -> dict[SegmentKey, torch.Tensor]:
+        """Boundary objects of a cache that has seen exactly `position` tokens. Raises `StateMismatch` elsewhere."""
+        return _keyed(
+            (index, facet.boundary(layer, position)) for index, layer, facets in self._layers(cache) for facet in facets
+        )
+
+    def _layers(self, cache: Any) -> Any:
+        if len(cache.layers) != len(self.facets):
+            raise StateMismatch(f"the cache has {len(cache.layers)} layers, the model {len(self.facets)}")
+        return zip(range(len(self.facets)), cache.layers, self.facets, strict=True)
+
+    # -- in ---------------------------------------------------------------------------------------------------------
+
+    def filled(self, state: LoadedState) -> Any:
+        """A new cache that has seen exactly `state.boundary_tokens` tokens."""
+        cache = new_cache(self.config)
+        tensors = {**state.entries, **state.boundary}
+        for index, layer, facets in self._layers(cache):
+            for facet in facets:
+                facet.fill(layer, state.boundary_tokens, Rows(index, tensors, self.device))
+        return cache
+
+    def filled_for_replay(self, state: LoadedState, position: int) -> Any:
+        """A new cache at `position` with span objects and without boundary objects, which are zeros: see replay.py."""
+        cache = new_cache(self.config)
+        for index, layer, facets in self._layers(cache):
+            for facet in facets:
+                facet.fill_for_replay(layer, position, Rows(index, state.entries, self.device))
+        return cache
+
+    @property
+    def ratios(self) -> tuple[int, ...]:
+        return tuple(f.ratio for facets in self.facets for f in facets if isinstance(f, Compressor))
+
+
+def new_cache(config: Any) -> Any:
+    """An empty cache with the layer classes that the model asks for. Its modelling module must be imported by now."""
+    try:
+        return DynamicCache(config=config)
+    except KeyError as error:
+        raise UnknownCacheLayer(
+            f"transformers has no cache layer class for layers of type {error}; import the model's module first, "
+            "or the type is not supported by this version"
+        ) from error
+
+
+def _keyed(pieces: Any) -> dict[SegmentKey, torch.Tensor]:
+    found: dict[SegmentKey, torch.Tensor] = {}
+    for index, group in pieces:
+        piece: Piece
+        for piece in group:
+            found[SegmentKey(index, piece.part, piece.field, piece.section)] = piece.rows
+    return found

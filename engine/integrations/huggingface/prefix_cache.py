@@ -1,0 +1,314 @@
+"""A Hugging Face model with a prefix cache: the engine is the store of record, cache objects are throw-away.
+
+The path of a prompt: acquire a lease, load it into a new cache object, run the rest in chunks, capture boundary objects
+at the positions the lease asks for, commit. Chunks end at fixed positions, whatever was reused, so that a resumed run
+makes the very calls that an uninterrupted run would have made from there on: that is why its bits are the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from opentelemetry import trace
+
+from engine.consistency.lease import Lease
+from engine.engine import CacheEngine
+from engine.errors import ConfigError, CorruptObject, LeaseExpired, ModelMismatch, StalePointer, StateMismatch
+from engine.integrations.huggingface.cachemap import CacheMap, new_cache
+from engine.integrations.huggingface.generation import Generation, TokenStream, as_streamer, checked_arguments
+from engine.integrations.huggingface.prefill import Prefill, Timings, TokenArray
+from engine.integrations.huggingface.replay import replaying
+from engine.integrations.huggingface.spec import prove_match
+from engine.integrations.huggingface.weights import WeightsWatch, weights_revision
+from engine.memory.state import NewState
+from engine.schedule.publish import CommitResult
+
+_LOAD_ATTEMPTS = 3
+"""A hit whose bytes turn out damaged or gone is asked for again; what was found damaged is not offered twice."""
+
+
+class PrefixCache:
+    """Prefix reuse for `model` through `engine`. Thread-safe as far as the model is.
+
+    `chunk_tokens` (a multiple of the engine's page; default one page) is where prefill is cut. Larger chunks are faster
+    to compute; branch points then fall inside them, and a branch recomputed there replaces its sibling's pages, because
+    one path is always of one run. Raises `UnknownCacheLayer`, `ModelMismatch` or `ConfigError`.
+    """
+
+    def __init__(self, model: Any, engine: CacheEngine, *, chunk_tokens: int | None = None) -> None:
+        if model.training:
+            raise ModelMismatch("the model is in training mode, where dropout makes KV random; call model.eval() first")
+        self.model = model
+        self.engine = engine
+        self._page_tokens = engine.spec.page_tokens
+        self.chunk_tokens = self._checked_chunk(chunk_tokens)
+        self._map = CacheMap.measure(model)
+        self._weights = self._now = prove_match(model, self._map, engine)
+        self._watch = WeightsWatch(model)
+        self._watch_lock = threading.Lock()
+        self._accepts = frozenset(inspect.signature(model.forward).parameters)
+
+    def _checked_chunk(self, chunk_tokens: int | None) -> int:
+        chunk = self._page_tokens if chunk_tokens is None else chunk_tokens
+        if chunk < self._page_tokens or chunk % self._page_tokens:
+            raise ConfigError(
+                f"chunk_tokens is {chunk}; it must be a multiple of the page of {self._page_tokens} tokens"
+            )
+        return chunk
+
+    # -- generation -------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        tokens: Any,
+        *,
+        namespace: str = "default",
+        deadline_s: float = 1.0,
+        traceparent: str | None = None,
+        approximate: bool = False,
+        streamer: Any = None,
+        **arguments: Any,
+    ) -> Generation:
+        """Continue one prompt. `arguments` go to the model's own `generate` (sampling, stopping, `max_new_tokens`...).
+
+        What was computed is kept: the prompt before the first token comes out, the output at the end, with checkpoints
+        at both ends. `streamer` is one of transformers', or a callable that gets each token id. Raises `StateMismatch`
+        for arguments that do not decode one plain sequence.
+        """
+        arguments = checked_arguments(self.model, arguments)
+        with self.prefill(
+            tokens, namespace=namespace, deadline_s=deadline_s, traceparent=traceparent, approximate=approximate
+        ) as prefill:
+            ids = torch.from_numpy(prefill.tokens.astype(np.int64)).to(self.model.device).unsqueeze(0)
+            output = self.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                past_key_values=prefill.past_key_values,
+                streamer=as_streamer(streamer),
+                return_dict_in_generate=True,
+                **arguments,
+            )
+            prompt_tokens = len(prefill.tokens)
+            sequence = as_prompt(output.sequences)
+            # The last token was sampled and never run: the cache ends one before it.
+            commit = self.commit(prefill, sequence[:-1])
+        return Generation(
+            sequence=sequence,
+            prompt_tokens=prompt_tokens,
+            usable_tokens=prefill.usable_tokens,
+            replay_tokens=prefill.replay_tokens,
+            computed_tokens=prefill.computed_tokens,
+            explanation=prefill.explanation,
+            timings=prefill.timings,
+            commit=commit,
+            output=output,
+        )
+
+    def generate_batch(self, prompts: Iterable[Any], **arguments: Any) -> list[Generation]:
+        """Continue many prompts, of any lengths and prefixes, each as `generate` would.
+
+        One after another: rows of one batched call would be padded, which moves windows and compressor buffers, and
+        would give each prompt other bits than it has alone. What one leaves behind the next may reuse.
+        """
+        return [self.generate(prompt, **arguments) for prompt in as_prompts(prompts)]
+
+    def stream(self, tokens: Any, **arguments: Any) -> TokenStream:
+        """`generate` as an iterator of token ids; its `result` is the `Generation`."""
+        return TokenStream(lambda on_token: self.generate(tokens, streamer=on_token, **arguments))
+
+    # -- prefill ----------------------------------------------------------------------------------------------------
+
+    def prefill(
+        self,
+        tokens: Any,
+        *,
+        namespace: str = "default",
+        deadline_s: float = 1.0,
+        traceparent: str | None = None,
+        approximate: bool = False,
+    ) -> Prefill:
+        """State of `tokens` but the last in a new cache object, reused as far as it is proven, and committed.
+
+        `tokens` is one prompt: a list, an array, a tensor [n] or [1, n]. Restores are waited for up to `deadline_s`.
+        `approximate` opts in to replays of one window only (see docs/howto/attach-your-model.md).
+        """
+        prompt = as_prompt(tokens)
+        timings = Timings()
+        prefill = self._resume(prompt, namespace, deadline_s, traceparent or _current_trace(), approximate, timings)
+        try:
+            self._compute(prefill)
+            if prefill.computed_tokens:
+                self._commit_new(prefill)
+        except BaseException:
+            prefill.release()
+            raise
+        return prefill
+
+    def commit(self, prefill: Prefill, tokens: Any) -> CommitResult:
+        """Keep what `prefill.past_key_values` holds now: `tokens` are all it has seen, prompt and output.
+
+        Adds a checkpoint at their end. Raises `StateMismatch` when the cache has seen other than that many.
+        """
+        seen = as_prompt(tokens)
+        if not np.array_equal(seen[: prefill.position], prefill.tokens[: prefill.position]):
+            raise StateMismatch("the tokens to commit do not begin with those of the prompt")
+        prefill.tokens, prefill.position = seen, len(seen)
+        with prefill.timings.measure("capture_s"):
+            prefill.checkpoints[len(seen)] = self._map.boundary(prefill.past_key_values, len(seen))
+        return self._commit_new(prefill)
+
+    def _resume(
+        self,
+        prompt: TokenArray,
+        namespace: str,
+        deadline_s: float,
+        traceparent: str | None,
+        approximate: bool,
+        timings: Timings,
+    ) -> Prefill:
+        """A prefill at the lease's resume point, everything before it loaded."""
+        refuse = self._model_changed()
+        for attempt in range(_LOAD_ATTEMPTS):
+            with timings.measure("acquire_s"):
+                lease = self.engine.acquire(
+                    prompt[:-1],
+                    namespace=namespace,
+                    deadline_s=deadline_s,
+                    traceparent=traceparent,
+                    **_extra(approximate, refuse or ("load_failed" if attempt == _LOAD_ATTEMPTS - 1 else "")),
+                )
+            try:
+                with timings.measure("load_s"):
+                    return self._loaded(prompt, lease, timings)
+            except (CorruptObject, StalePointer, LeaseExpired):
+                lease.release()
+            except BaseException:
+                lease.release()
+                raise
+        raise AssertionError("unreachable: the last attempt is a miss, which loads nothing")
+
+    def _loaded(self, prompt: TokenArray, lease: Lease, timings: Timings) -> Prefill:
+        if not lease.usable_tokens:
+            return Prefill(prompt, new_cache(self.model.config), 0, 0, lease, timings)
+        state = lease.load()
+        if not lease.replay_tokens:
+            start = lease.usable_tokens // self._page_tokens * self._page_tokens
+            return Prefill(prompt, self._map.filled(state), lease.usable_tokens, start, lease, timings)
+        start = lease.resume_tokens // self._page_tokens * self._page_tokens
+        prefill = Prefill(prompt, self._map.filled_for_replay(state, start), start, start, lease, timings)
+        with replaying(self._map, prefill.past_key_values, state):
+            self._run_to(prefill, lease.usable_tokens)
+        return prefill
+
+    def _compute(self, prefill: Prefill) -> None:
+        """Run the rest of the prompt, all but its last token, capturing boundary objects on the way."""
+        end = len(prefill.tokens) - 1
+        for position in self._checkpoints(prefill, end):
+            if position > prefill.position:
+                self._run_to(prefill, position)
+            if position == prefill.position:
+                with prefill.timings.measure("capture_s"):
+                    prefill.checkpoints[position] = self._map.boundary(prefill.past_key_values, position)
+        self._run_to(prefill, end)
+
+    def _checkpoints(self, prefill: Prefill, end: int) -> list[int]:
+        """Where the lease wants boundary objects: at the end exactly, elsewhere where a chunk ends anyway."""
+        hints = (h if h == end else h // self._page_tokens * self._page_tokens for h in prefill.lease.checkpoint_hints)
+        return sorted({h for h in hints if prefill.position <= h <= end and h > prefill.lease.resume_tokens})
+
+    def _run_to(self, prefill: Prefill, end: int) -> None:
+        """Run the model from the prefill's position to `end`, cut where every run of these tokens is cut."""
+        with prefill.timings.measure("model_s"), torch.no_grad():
+            for start, stop in self._chunks(prefill.position, end):
+                ids = torch.from_numpy(prefill.tokens[start:stop].astype(np.int64)).to(self.model.device).unsqueeze(0)
+                self.model(
+                    input_ids=ids, past_key_values=prefill.past_key_values, use_cache=True, **self._extra(start, stop)
+                )
+        prefill.computed_tokens += max(0, end - prefill.position)
+        prefill.position = max(prefill.position, end)
+
+    def _chunks(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        while start < end:
+            stop = min(end, (start // self.chunk_tokens + 1) * self.chunk_tokens)
+            yield start, stop
+            start = stop
+
+    def _extra(self, start: int, stop: int) -> dict[str, Any]:
+        """Arguments that not every model takes: positions, and no logits but the last (they are not used)."""
+        found: dict[str, Any] = {}
+        if "position_ids" in self._accepts:
+            found["position_ids"] = torch.arange(start, stop, device=self.model.device).unsqueeze(0)
+        if "logits_to_keep" in self._accepts:
+            found["logits_to_keep"] = 1
+        return found
+
+    # -- commit -----------------------------------------------------------------------------------------------------
+
+    def _commit_new(self, prefill: Prefill) -> CommitResult:
+        """Hand everything from `start_tokens` to the engine; the next commit then starts behind it."""
+        end = prefill.position
+        with prefill.timings.measure("capture_s"):
+            start = 0 if getattr(prefill.lease, "approximate", False) else prefill.start_tokens
+            state = NewState(
+                start_tokens=start,
+                end_tokens=end,
+                entries=self._map.entries(prefill.past_key_values, start, end),
+                checkpoints=prefill.checkpoints,
+            )
+        with prefill.timings.measure("commit_s"):
+            result = self.engine.commit(prefill.tokens[:end], state, lease=prefill.lease)
+        prefill.start_tokens, prefill.checkpoints = end // self._page_tokens * self._page_tokens, {}
+        return result
+
+    def _model_changed(self) -> str:
+        """ "weights_changed" when the model is no longer the one that was attached: nothing kept may then be used."""
+        with self._watch_lock:
+            if self.model.training:
+                raise ModelMismatch("the model was put in training mode; call model.eval() first")
+            if self._watch.changed():
+                self._now = weights_revision(self.model)
+            return "" if self._now == self._weights else "weights_changed"
+
+
+def _extra(approximate: bool, refuse: str) -> dict[str, Any]:
+    x: dict[str, Any] = {}
+    if approximate:
+        x["approximate"] = True
+    if refuse:
+        x["refuse"] = refuse
+    return x
+
+
+def as_prompt(tokens: Any) -> TokenArray:
+    """One prompt as int32 [n]. Raises `StateMismatch` for none, for a batch, and for what is no token id."""
+    array = tokens.detach().cpu().numpy() if isinstance(tokens, torch.Tensor) else np.asarray(tokens)
+    if array.ndim == 2 and len(array) == 1:
+        array = array[0]
+    if array.ndim != 1 or not len(array) or array.dtype.kind not in "iu":
+        raise StateMismatch(
+            f"a prompt is one sequence of token ids; got {array.dtype} {list(array.shape)} "
+            "(a batch goes to generate_batch)"
+        )
+    if array.min() < 0 or array.max() > np.iinfo(np.int32).max:
+        raise StateMismatch("token ids must lie in [0, 2**31)")
+    return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def as_prompts(prompts: Any) -> list[TokenArray]:
+    """A list of prompts, or a tensor or array [b, n] of prompts of one length."""
+    if isinstance(prompts, torch.Tensor) and prompts.ndim != 2:
+        raise StateMismatch(f"a batch is a list of prompts or a tensor [b, n]; got {list(prompts.shape)}")
+    return [as_prompt(prompt) for prompt in prompts]
+
+
+def _current_trace() -> str | None:
+    """The W3C traceparent of the caller's span, so that ours are its children."""
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
