@@ -33,6 +33,7 @@ from engine.schedule.adopt import Adopter, Adoption
 from engine.schedule.ledger import Counters, Ledger
 from engine.schedule.plan import Planner
 from engine.schedule.publish import CommitResult, Publisher
+from engine.schedule.quality import QualityGate, QualityJudge
 from engine.schedule.queues import FormQueues
 from engine.schedule.recovery import Recovery
 from engine.schedule.reform import Reformer
@@ -94,14 +95,15 @@ class CacheEngine:
         planner = Planner(spec, layouts, tiers, validator, config, clock)
         self._server = Server(self._ledger, planner, recovery, self._queues, config, self)
         self._publisher = Publisher(self._ledger, room)
-        self._reformer = Reformer(self._ledger, room)
+        self._quality = QualityGate(self._ledger, config)
+        self._reformer = Reformer(self._ledger, room, self._quality)
         self._commands = Commands(
             self._ledger, self._queues, recovery, self._reformer, lambda: self._codec, config.restore_timeout_s
         )
         self._adopter = Adopter(self._ledger, room)
         self._pump = Pump(self._ring, span_processors, resource or self._resource(), clock) if config.spans else None
         if meter_provider is not None:
-            EngineMetrics(meter_provider, self._ledger, self._queues, lambda: self._mode)
+            EngineMetrics(meter_provider, self._ledger, self._queues, lambda: self._mode, self._quality.tally)
         try:
             self.adoption: Adoption = self._adopter.adopt()
         except BaseException:  # an unreadable folder: no thread and no lock may outlive the failed start
@@ -238,6 +240,10 @@ class CacheEngine:
         """Run one operator's command to its end. Raises `BadCommand` for what cannot be one."""
         self._open()
         return self._commands.execute(request, progress)
+
+    def set_quality_judge(self, judge: QualityJudge | None) -> None:
+        """Who measures what a lossy codec costs, from the next compress on; None: nobody (schedule/quality.py)."""
+        self._quality.judge = judge
 
     def reconfigure(
         self, changes: Mapping[str, Any], *, revision: int, traceparent: str | None = None

@@ -8,6 +8,7 @@ from typing import Any
 from engine.consistency.prefix import CauseOf, Transition
 from engine.consistency.state import Cause, State
 from engine.memory.holding import Holding, Tier
+from engine.model.objects import ObjectKind
 from engine.schedule.ledger import Ledger, PrefixNode
 from engine.schedule.queues import FormQueues
 from engine.telemetry.pump import transition_attributes
@@ -93,7 +94,17 @@ def _snapshot_row(node: PrefixNode, now_ns: int, wall_ns: int) -> dict[str, Any]
         checkpoints=record.checkpoint_rows(), pinned=record.pinned_until_ns > wall_ns, wall_ns=wall_ns,
         monotonic_ns=now_ns,
     )  # fmt: skip
-    return {key.removeprefix("kvcache."): value for key, value in transition_attributes(step).items()}
+    row = {key.removeprefix("kvcache."): value for key, value in transition_attributes(step).items()}
+    return row | _codec_row(record.spans.get(ObjectKind.COMPRESSED_KV))
+
+
+def _codec_row(history: Holding | None) -> dict[str, Any]:
+    """The form of a prefix's history in its fastest tier, and what a judge measured of it (absent: not measured)."""
+    copy = history and (history.gpu or history.host or history.disk)
+    if not copy:
+        return {}
+    found = {"codec": copy.meta.codec, "codec.logit_error": copy.meta.logit_error, "codec.kl": copy.meta.kl}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def check(ledger: Ledger) -> list[str]:

@@ -18,6 +18,7 @@ from engine.memory.codec import NATIVE, NATIVE_META
 from engine.memory.holding import Holding, SlotCopy, Tier
 from engine.model.objects import ObjectKind
 from engine.schedule.ledger import Ledger, PrefixNode
+from engine.schedule.quality import QualityGate, Trial
 from engine.schedule.room import Room
 from engine.telemetry.ring import NO_SPAN, SpanContext, new_span
 
@@ -33,18 +34,40 @@ class Reformed:
     refused: str = ""
 
 
+@dataclass(slots=True)
+class _Recoding:
+    """One prefix on its way to another form: `copy` belongs to it until it is published."""
+
+    node: PrefixNode
+    holding: Holding
+    cause: CauseOf
+    start_ns: int
+    parent: SpanContext
+    copy: SlotCopy | None = None
+    trial: Trial | None = None
+    refused: str = "unfinished"
+
+    @property
+    def result(self) -> Reformed:
+        if self.refused or self.copy is None:
+            return Reformed(refused=self.refused)
+        return Reformed(moved_bytes=self.copy.total_bytes)
+
+
 class Reformer:
     """Runs on the workers of the queues by form."""
 
-    def __init__(self, ledger: Ledger, room: Room) -> None:
+    def __init__(self, ledger: Ledger, room: Room, quality: QualityGate) -> None:
         self._ledger = ledger
         self._tiers = ledger.tiers
         self._room = room
+        self._quality = quality
 
     # -- coding -----------------------------------------------------------------------------------------------------
 
     def compress(self, prefix_id: str, codec: str, cause: CauseOf, parent: SpanContext = NO_SPAN) -> Reformed:
-        """FULL -> COMPRESSED: the history pages in coded form, the native ones freed."""
+        """FULL -> COMPRESSED: the history pages in coded form, the native ones freed. What a lossy codec costs is
+        measured first when there is a judge, and held to the bounds."""
         return self._recode(prefix_id, codec, cause, parent)
 
     def decompress(self, prefix_id: str, cause: CauseOf, parent: SpanContext = NO_SPAN) -> Reformed:
@@ -56,27 +79,28 @@ class Reformer:
         start_ns = ledger.clock.monotonic_ns()
         with ledger.lock:
             node = ledger.nodes.get(prefix_id)
-            refused = self._refuse_recode(node, codec)
+            refused = self._refuse_recode(node, codec) or self._quality.refuse_unjudged(codec)
             if refused or node is None:
                 return Reformed(refused=refused)
             holding = node.record.spans[ObjectKind.COMPRESSED_KV]
-            source = holding.gpu
             node.record.busy = True
-        copy: SlotCopy | None = None
+        work = _Recoding(node, holding, cause, start_ns, parent)
         try:
-            copy = self._recoded(source, codec) if source is not None else None
+            work.copy = self._recoded(holding, codec)
+            work.trial = self._quality.measure(node, work.copy)
+            work.refused = ""
         except CorruptObject as error:
+            work.refused = error.code
             with ledger.lock:
                 ledger.quarantine(node, holding, Tier.GPU, CauseOf(Cause.CORRUPTION, "checksum_mismatch"))
-            return Reformed(refused=error.code)
         except (CodecRefused, OutOfMemory) as error:
-            return Reformed(refused=error.code)
+            work.refused = error.code
         finally:
             with ledger.lock:
                 node.record.busy = False
-                done = copy is not None and self._swap(node, holding, copy, cause, start_ns, parent)
+                self._end(work)
                 ledger.settled.notify_all()
-        return Reformed(moved_bytes=copy.total_bytes) if done and copy is not None else Reformed(refused="leased")
+        return work.result
 
     def _refuse_recode(self, node: PrefixNode | None, codec: str) -> str:
         if node is None:
@@ -93,8 +117,11 @@ class Reformer:
             return "leased"
         return ""
 
-    def _recoded(self, source: SlotCopy, codec: str) -> SlotCopy:
-        """New slots with the source's pages in another form."""
+    def _recoded(self, holding: Holding, codec: str) -> SlotCopy:
+        """New slots with the pages of a busy prefix in another form."""
+        source = holding.gpu
+        if source is None:
+            raise OutOfMemory("the pages left the GPU before they could be coded")
         data, _ = self._tiers.gpu_bytes_on_host(source)
         kind, meta = ObjectKind.COMPRESSED_KV, NATIVE_META
         if codec == NATIVE:
@@ -107,22 +134,25 @@ class Reformer:
         self._tiers.put(copy, data)
         return copy
 
-    def _swap(
-        self, node: PrefixNode, holding: Holding, copy: SlotCopy, cause: CauseOf, start_ns: int, parent: SpanContext
-    ) -> bool:
-        """Publish the new form. Under the lock. Copies below the GPU keep theirs: each copy names its own form."""
-        record = node.record
-        still = node.parent is not None and record.spans.get(holding.kind) is holding and not record.leases
-        still = still and not self._ledger.graph.in_window
-        if not still:
+    def _end(self, work: _Recoding) -> None:
+        """Publish the new form, or give its slots back. Under the lock. Copies below the GPU keep theirs: each copy
+        names its own form."""
+        ledger, node, copy = self._ledger, work.node, work.copy
+        if copy is None:
+            return
+        if not work.refused:
+            work.refused = self._quality.refuse_measured(node, copy, work.trial, work.parent)
+        still = node.parent is not None and node.record.spans.get(work.holding.kind) is work.holding
+        if not work.refused and (not still or node.record.leases or ledger.graph.in_window):
+            work.refused = "leased"
+        if work.refused:
             self._tiers.free_slots(Tier.GPU, copy)
-            return False
-        self._tiers.drop_gpu(holding)
-        holding.gpu = copy
-        self._ledger.graph.changed()
-        self._ledger.place(node)
-        self._ledger.settle(node, cause, bytes_moved=copy.total_bytes, start_ns=start_ns, parent=parent)
-        return True
+            return
+        self._tiers.drop_gpu(work.holding)
+        work.holding.gpu = copy
+        ledger.graph.changed()
+        ledger.place(node)
+        ledger.settle(node, work.cause, bytes_moved=copy.total_bytes, start_ns=work.start_ns, parent=work.parent)
 
     # -- offloading -------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from engine.memory.holding import Tier
 from engine.memory.transfer import IO_BOUNDS_S, Histogram
 from engine.report import tier_figures
 from engine.schedule.ledger import Ledger
+from engine.schedule.quality import QualityTally
 from engine.schedule.queues import FormQueues
 from engine.telemetry.pump import SCHEMA_URL, SCOPE_NAME
 
@@ -23,9 +24,17 @@ Rows = Iterable[tuple[float, dict[str, str]]]
 class EngineMetrics:
     """Registers every instrument of docs/reference/wire.md, section 2, on a meter provider."""
 
-    def __init__(self, provider: MeterProvider, ledger: Ledger, queues: FormQueues, mode: Callable[[], Mode]) -> None:
+    def __init__(
+        self,
+        provider: MeterProvider,
+        ledger: Ledger,
+        queues: FormQueues,
+        mode: Callable[[], Mode],
+        quality: QualityTally,
+    ) -> None:
         self._ledger = ledger
         self._queues = queues
+        self._quality = quality
         meter = provider.get_meter(SCOPE_NAME, "1", SCHEMA_URL)
         self._counters(meter)
         self._gauges(meter, mode)
@@ -39,6 +48,7 @@ class EngineMetrics:
             ("kvcache.validations", "1", lambda: _singles(c.by_validation, ("validation", "verdict", "reason"))),
             ("kvcache.recoveries", "1", lambda: _singles(c.recoveries, ("tier", "outcome"))),
             ("kvcache.evictions", "1", lambda: _singles(c.evictions, ("cause", "kind"))),
+            ("kvcache.codec.judged", "1", lambda: _singles(self._quality.judged, ("codec", "outcome"))),
             ("kvcache.tier.io.bytes", "By", self._io_bytes),
             (
                 "kvcache.telemetry.dropped",
@@ -61,6 +71,8 @@ class EngineMetrics:
             ("kvcache.leases", "1", lambda: [(len(ledger.leases), {})]),
             ("kvcache.lease.age", "s", lambda: [(ledger.leases.oldest_s(), {})]),
             ("kvcache.mode", "1", lambda: [(mode().rung, {})]),
+            ("kvcache.codec.logit_error", "1", self._logit_errors),
+            ("kvcache.codec.kl", "nat", self._divergences),
         ):
             meter.create_observable_gauge(name, [_callback(rows)], unit=unit)
 
@@ -105,6 +117,16 @@ class EngineMetrics:
             for tier, found in figures.items()
             for name, n in found.items()
         ]
+
+    def _logit_errors(self) -> Rows:
+        q = self._quality
+        last = [(quality.logit_error, {"codec": codec, "of": "last"}) for codec, quality in list(q.last.items())]
+        return [*last, *((n, {"codec": codec, "of": "largest"}) for codec, n in list(q.largest_logit_error.items()))]
+
+    def _divergences(self) -> Rows:
+        q = self._quality
+        last = [(quality.kl, {"codec": codec, "of": "last"}) for codec, quality in list(q.last.items())]
+        return [*last, *((n, {"codec": codec, "of": "largest"}) for codec, n in list(q.largest_kl.items()))]
 
     def _prefixes(self) -> Rows:
         return [(n, {"state": str(s)}) for s, n in self._ledger.states.items() if s not in (State.NEW, State.EVICTED)]
