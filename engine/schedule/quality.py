@@ -53,10 +53,11 @@ class Quality:
     positions: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "logit_error", float(self.logit_error))
-        object.__setattr__(self, "kl", max(0.0, float(self.kl)))  # rounding takes a divergence of nothing below 0
-        if not (isfinite(self.logit_error) and isfinite(self.kl) and self.logit_error >= 0 and self.positions > 0):
-            raise BadQuality(f"logit error {self.logit_error}, KL {self.kl} nats over {self.positions} positions")
+        logit_error, kl = float(self.logit_error), float(self.kl)  # a tensor's or numpy's number would not reach a file
+        if not (isfinite(logit_error) and isfinite(kl) and logit_error >= 0 and self.positions > 0):
+            raise BadQuality(f"logit error {logit_error}, KL {kl} nats over {self.positions} positions")
+        object.__setattr__(self, "logit_error", logit_error)
+        object.__setattr__(self, "kl", max(0.0, kl))  # rounding takes a divergence of nothing below 0
 
 
 class QualityJudge(Protocol):
