@@ -201,8 +201,9 @@ def _run_workload(config: HostConfig, engine: CacheEngine, stop: threading.Event
     from controlplane.workload.driver import Driver, DriverConfig
     from controlplane.workload.generator import Generator, GeneratorConfig
     from engine.integrations.synthetic import SyntheticModel
+    from engine.memory.codec import LOSSY
 
-    model = SyntheticModel(engine.spec, device=config.device, codec=config.codec)
+    model = SyntheticModel(engine.spec, device=config.device, codec=LOSSY)  # a command may name any
     driving = DriverConfig(inflight=4, speed=1.0, ticks=not config.url)
     generator = Generator(GeneratorConfig(seed=config.seed, rate_per_s=config.rate_per_s))
     Driver(engine, model, driving, stop=stop).run(generator)

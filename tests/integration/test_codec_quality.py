@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from engine.errors import ConfigError
 from engine.integrations.synthetic import SyntheticModel
 from engine.memory.codec import LOSSY
 from engine.model.objects import ObjectKind
-from engine.schedule.quality import BadQuality, Quality
+from engine.schedule.quality import REASONS, BadQuality, Quality
 
 KV = ObjectKind.COMPRESSED_KV
 POSITIONS, VOCABULARY = 4, 24
@@ -463,6 +464,11 @@ def test_figures_that_cannot_be_are_no_measurement(logit_error, kl):
 
 def test_a_divergence_below_zero_is_rounding():
     assert Quality(logit_error=np.float32(0.5), kl=-1e-9, positions=1).kl == 0
+
+
+def test_every_reason_is_explained_in_the_reference():
+    wire = (Path(__file__).parents[2] / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
+    assert [reason for reason in REASONS if f"`{reason}`" not in wire] == []
 
 
 @pytest.mark.parametrize("name", ["max_logit_error", "max_kl"])
