@@ -47,6 +47,7 @@ def errors() -> str:
 def validations() -> str:
     """The five validations, verdicts and reason codes."""
     from engine.schedule.plan import GAP_REASONS
+    from engine.schedule.publish import REFUSALS
     from engine.schedule.validation import REASONS, Validation, Validator, Verdict
 
     lines = ["# Validations", "", "Nothing is a hit until all five pass or do not apply, after recovery.", ""]
@@ -58,6 +59,8 @@ def validations() -> str:
     lines += ["", "A request's own reason is the first of these that stood in its way, or one of:", ""]
     lines += ["| reason | meaning |", "|---|---|"]
     lines += [f"| `{reason}` | {text} |" for reason, text in GAP_REASONS.items()]
+    lines += ["", "A commit is refused with one of:", "", "| reason | meaning |", "|---|---|"]
+    lines += [f"| `{reason}` | {text} |" for reason, text in REFUSALS.items()]
     return "\n".join([*lines, ""])
 
 

@@ -151,7 +151,9 @@ class CacheEngine:
         """Admit what the model computed for `tokens`. Without `state` only the books are kept (materialise=False).
 
         The namespace is the lease's. What was computed from a lossy hit is refused: it is other state than the tokens
-        alone would give, and must not stand under their id. Raises `StateMismatch` when tensors do not fit the model or
+        alone would give, and must not stand under their id. Pages that are held already are compared with `state`: where
+        its bytes differ, it replaces them and what hangs below them, or is refused (`other_lineage`) while somebody reads
+        them: a path is of one run. Raises `StateMismatch` when tensors do not fit the model or
         the engine's way of keeping bytes; nothing is kept then.
         """
         self._open()
@@ -177,7 +179,7 @@ class CacheEngine:
         if lease is not None and lease.lossy:
             result = self._publisher.refuse("lossy_basis")
         else:
-            result = self._publisher.commit(where, data, state, positions, cause, span)
+            result = self._publisher.commit(where, data, state, positions, cause, span, lease)
         if self._ring.enabled:
             attributes: tuple[object, ...] = (
                 "kvcache.namespace", where, "kvcache.prompt_tokens", len(data) // TOKEN_BYTES,

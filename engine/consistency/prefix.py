@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.consistency.state import Cause, State, check_transition
+from engine.memory.checksum import PageSums
 from engine.memory.holding import Holding, Tier
 from engine.model.objects import ObjectKind
 
@@ -75,6 +76,9 @@ class PrefixRecord:
     n_pages: int
     page_tokens: int
     spans: dict[ObjectKind, Holding]
+    native_sums: dict[ObjectKind, PageSums] = field(
+        default_factory=dict
+    )  # of its pages as committed; outlive every copy
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict)  # by checkpoint id: one position, many tails
     state: State = State.NEW
     version: int = 0

@@ -37,7 +37,8 @@ class Cause(StrEnum):
 
 _S, _C = State, Cause
 _STEERED = frozenset({_C.COMMAND, _C.POLICY, _C.IDLE})
-_LEAVING = frozenset({_C.PRESSURE, _C.CAP, _C.COMMAND, _C.POLICY, _C.SHUTDOWN, _C.DRAIN})
+# A commit evicts what another run computed: a path is of one run.
+_LEAVING = frozenset({_C.PRESSURE, _C.CAP, _C.COMMAND, _C.POLICY, _C.SHUTDOWN, _C.DRAIN, _C.COMMIT})
 _DAMAGE = frozenset({_C.CORRUPTION, _C.SCRUB})
 _OFFLOAD = _STEERED | {_C.PRESSURE, _C.CAP, _C.SHUTDOWN, _C.DRAIN}
 _RENEWED = frozenset({_C.COMMIT})

@@ -38,7 +38,7 @@ class ObjectHeader:
     n_pages: int
     page_class: str
     content_version: int
-    built_from: int  # indexer: content version of the KV it was built from; 0 for other kinds
+    built_from: int  # content version of the KV it was built from (Holding)
     codec: CodecMeta
     written_ns: int
 

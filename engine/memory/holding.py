@@ -66,8 +66,9 @@ class DiskCopy:
 class Holding:
     """One object kind of one prefix (its own pages) or of one checkpoint (one block).
 
-    `content_version` names the bytes' content and survives moves and coding; `built_from` of indexer entries is the
-    content version of the KV they were built from.
+    `content_version` names the bytes' content and survives moves and coding; `built_from` is the content version of the
+    KV they were built from: for indexer entries their own pages', for KV the page's before it (0 at the start), for
+    boundary objects the page's they follow.
     """
 
     kind: ObjectKind

@@ -14,6 +14,7 @@ from engine.memory.disk import AdoptedFile
 from engine.memory.holding import DiskCopy, Holding
 from engine.model.objects import BOUNDARY_KINDS, ObjectKind
 from engine.schedule.ledger import Damage, Ledger, PrefixNode
+from engine.schedule.lineage import content_of
 from engine.schedule.room import Room
 
 
@@ -109,6 +110,9 @@ class Adopter:
             ledger.split(match.nodes[-1], header.first_page - match.nodes[-1].first_page)
             match = ledger.index.match(header.namespace, tokens)
         parent = match.nodes[-1] if match.nodes else None
+        history = kinds.get(ObjectKind.COMPRESSED_KV)
+        if parent is not None and history is not None and history.header.built_from != content_of(parent.record):
+            return False  # its ancestors' files are gone; those that are here are of another run
         node = ledger.append(header.namespace, parent, tokens[header.first_page * page_bytes :])
         if node.record.prefix_id != header.prefix_id:
             ledger.index.remove(node)
@@ -155,6 +159,8 @@ class Adopter:
         if match.pages != pages or not match.nodes or not match.last_is_whole:
             return False
         node: PrefixNode = match.nodes[-1]
+        if header.built_from != content_of(node.record):
+            return False  # captured behind the same tokens of another run
         rest = tokens[pages * ledger.index.page_bytes :]
         checkpoint_id = ledger.index.id_with_tail(node, rest) if rest else node.record.prefix_id
         if checkpoint_id != header.prefix_id or checkpoint_id in node.record.checkpoints:
@@ -165,6 +171,7 @@ class Adopter:
     def _holding(self, found: AdoptedFile) -> Holding:
         header, file = found.header, found.file
         file.live_pages = header.n_pages
+        self._ledger.content_seen(header.content_version)
         page_bytes = self._tiers.gpu.slot_bytes(header.page_class)
         disk = DiskCopy(file, header.page_class, 0, header.n_pages, header.codec, page_bytes)
         return Holding(

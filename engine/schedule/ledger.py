@@ -22,7 +22,7 @@ from engine.index.node import Node
 from engine.index.radix import RadixIndex
 from engine.memory.holding import Holding, Tier
 from engine.memory.tiers import Tiers
-from engine.model.objects import BOUNDARY_KINDS, PrefixLayouts
+from engine.model.objects import BOUNDARY_KINDS, ObjectKind, PrefixLayouts
 from engine.model.spec import ModelSpec
 from engine.schedule.validation import VALIDATION_OF, Check, Validation, Verdict
 from engine.telemetry.ring import NO_SPAN, Ring, SpanContext, new_span
@@ -114,6 +114,10 @@ class Ledger:
         self._content += 1
         return self._content
 
+    def content_seen(self, version: int) -> None:
+        """An adopted object has this content version: no new content may be given it again."""
+        self._content = max(self._content, version)
+
     # -- transitions ------------------------------------------------------------------------------------------------
 
     def move(
@@ -185,7 +189,11 @@ class Ledger:
         upper = self.index.split(node, pages, make)
         record = upper.record
         lower.parent_id = record.prefix_id
+        record.native_sums = {kind: sums[:pages] for kind, sums in lower.native_sums.items()}
         lower.spans = {kind: holding.cut(pages, holding.n_pages) for kind, holding in lower.spans.items()}
+        lower.native_sums = {kind: sums[pages:] for kind, sums in lower.native_sums.items()}
+        if history := lower.spans.get(ObjectKind.COMPRESSED_KV):
+            history.built_from = history.content_version  # the page before it is of the same run
         lower.first_page, lower.n_pages = lower.first_page + pages, lower.n_pages - pages
         record.leases, record.busy = lower.leases, lower.busy
         record.pinned_until_ns, record.served_ns = lower.pinned_until_ns, lower.served_ns

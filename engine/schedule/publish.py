@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.consistency.admission import refusal
-from engine.consistency.lease import pin_path, unpin_path
+from engine.consistency.lease import Lease
 from engine.consistency.prefix import CauseOf, Checkpoint
 from engine.consistency.state import Cause, State
 from engine.errors import OutOfMemory, StateMismatch
@@ -16,6 +16,7 @@ from engine.memory.holding import Holding, SlotCopy, Tier
 from engine.memory.layout import check_range, pack_block, pack_pages
 from engine.model.objects import ObjectKind
 from engine.schedule.ledger import Ledger, PrefixNode
+from engine.schedule.lineage import OTHER_LINEAGE, Hold, Lineage, content_of
 from engine.schedule.room import Room
 from engine.telemetry.ring import SpanContext
 
@@ -23,6 +24,17 @@ if TYPE_CHECKING:
     from engine.memory.state import NewState
 
 CHECKPOINTS_A_PREFIX = 64
+REFUSALS = {
+    "shorter_than_a_page": "the tokens do not fill a page",
+    "gap_before_start": "the state starts past what is held, so what lies before it is missing",
+    "other_lineage": "the tree has pages of another run of these tokens, and they are leased, pinned or being copied",
+    "lossy_basis": "it was computed from history that was coded with loss",
+    "over_prefix_cap": "more prefixes than the cap allows at all",
+    "over_gpu_cap": "more bytes than the cap allows at all",
+    "cap_held_by_leases_and_pins": "what is leased or pinned fills the cap",
+    "out_of_memory": "everything that could make room is leased, pinned or cannot go lower",
+}
+"""Why a commit is refused."""
 _PRESSURE = CauseOf(Cause.PRESSURE, "commit")
 
 
@@ -66,6 +78,7 @@ class Publisher:
         self._ledger = ledger
         self._tiers = ledger.tiers
         self._room = room
+        self._lineage = Lineage(ledger)
         self._page_tokens = ledger.spec.page_tokens
         self._span_kinds = ledger.layouts.span_kinds
         self._span_page_bytes = sum(ledger.layouts.of(kind).slot_bytes for kind in self._span_kinds)
@@ -79,10 +92,12 @@ class Publisher:
         checkpoints: Iterable[int],
         cause: CauseOf,
         span: SpanContext,
+        lease: Lease | None = None,
     ) -> CommitResult:
         """Admit the whole pages of `tokens` and the checkpoints, or refuse with a reason.
 
-        Raises `StateMismatch` when the tensors do not fit the model; nothing is kept then.
+        Pages that the tree already has are compared with those of `state` (lineage.py). `lease` is what the state was
+        computed from. Raises `StateMismatch` when the tensors do not fit the model; nothing is kept then.
         """
         n_tokens = len(tokens) // TOKEN_BYTES
         pages = n_tokens // self._page_tokens
@@ -90,31 +105,43 @@ class Publisher:
         if not pages:
             return CommitResult("refused", "shorter_than_a_page", 0, 0, (), "")
         ledger = self._ledger
+        start_page = state.start_tokens // self._page_tokens if state is not None else 0
         with ledger.lock:
             match = ledger.index.match(namespace, tokens)
             base = match.pages
             if state is not None and state.start_tokens > base * self._page_tokens:
                 return self.refuse("gap_before_start")
-            anchor = match.nodes[-1] if match.nodes else None
-            pin_path(anchor)
+            if not self._lineage.stands_on(lease, match, start_page):
+                return self.refuse(OTHER_LINEAGE)
+            hold = Hold(match.nodes[-1] if match.nodes else None)
+            hold.pin()
+            covered = self._lineage.covered(match, start_page) if state is not None else []
             stale = self._to_refresh(match.nodes, base, state)
             new_prefixes = self._new_prefixes(match.nodes, base, pages, positions)
-        draft = _Draft(base, pages - base, ledger.next_content())
+        draft: _Draft | None = None
         try:
-            reason = self._reserve(draft, positions, stale, new_prefixes)
-            if not reason and state is not None:
-                self._write(draft, state)
-            if reason:
-                self._give_back(draft)
+            other = self._lineage.first_other_page(covered, state) if covered and state is not None else None
+            if other is not None:
+                with ledger.lock:
+                    match = ledger.index.match(namespace, tokens)
+                    if reason := self._lineage.make_way(match, other, hold, cause, span):
+                        return self.refuse(reason)
+                    match = ledger.index.match(namespace, tokens)
+                    base = match.pages
+                    stale = self._to_refresh(match.nodes, base, state)
+                    new_prefixes = self._new_prefixes(match.nodes, base, pages, positions)
+            draft = _Draft(base, pages - base, ledger.next_content())
+            if reason := self._reserve(draft, positions, stale, new_prefixes):
                 return self.refuse(reason)
+            if state is not None:
+                self._write(draft, state)
             with ledger.lock:
                 return self._publish(namespace, tokens, pages, draft, cause, span)
-        except BaseException:
-            self._give_back(draft)
-            raise
         finally:
+            if draft is not None:
+                self._give_back(draft)
             with ledger.lock:
-                unpin_path(anchor)
+                hold.let_go()
             self._tiers.sweep()
 
     def keep_caps(self) -> bool:
@@ -221,7 +248,11 @@ class Publisher:
         cuts = sorted({b // self._page_tokens for b in draft.blocks} | {pages})
         # A prefix must end wherever a checkpoint or the new pages hang. Every round looks at all of them anew: while it
         # waited for a busy prefix, another commit may have made the match longer.
-        while any(self._cut_at(match.nodes, cut, span) for cut in (*cuts, match.pages) if cut <= match.pages):
+        while True:
+            if ledger.tiers.materialise and not self._lineage.agrees(match, draft.first_page, draft.spans):
+                return self.refuse(OTHER_LINEAGE)
+            if not any(self._cut_at(match.nodes, cut, span) for cut in (*cuts, match.pages) if cut <= match.pages):
+                break
             match = ledger.index.match(namespace, tokens)
         self._trim(draft, match.pages)
         self._refresh(draft, cause, span)
@@ -273,18 +304,15 @@ class Publisher:
             draft.first_page, draft.n_pages = draft.first_page + surplus, draft.n_pages - surplus
 
     def _hang_spans(self, node: PrefixNode, draft: _Draft, first: int) -> None:
+        record, parent = node.record, node.parent
         low, high = first - draft.first_page, first - draft.first_page + node.n_pages
+        before = content_of(parent.record) if parent is not None else 0
         for kind, copy in draft.spans.items():
-            node.record.spans[kind] = self._holding(kind, copy.cut(low, high), node.n_pages, draft.content)
-
-    def _holding(self, kind: ObjectKind, copy: SlotCopy, n_pages: int, content: int) -> Holding:
-        return Holding(
-            kind=kind,
-            n_pages=n_pages,
-            content_version=content,
-            built_from=content if kind is ObjectKind.INDEXER_STATE else 0,
-            gpu=copy,
-        )
+            cut = copy.cut(low, high)
+            built_from = draft.content if kind is ObjectKind.INDEXER_STATE else before
+            record.spans[kind] = _holding(kind, cut, node.n_pages, draft.content, built_from)
+            if cut.sums is not None:
+                record.native_sums[kind] = cut.sums
 
     def _hang_checkpoints(self, path: list[PrefixNode], tokens: bytes, draft: _Draft) -> tuple[int, ...]:
         by_end = {node.last_page: node for node in path}
@@ -303,7 +331,8 @@ class Publisher:
                 if there:
                     self._ledger.checkpoints.touch((node, checkpoint_id))
                 continue
-            holdings = {k: self._holding(k, copy, len(copy.slots), draft.content) for k, copy in blocks.items()}
+            content = content_of(node.record)
+            holdings = {k: _holding(k, copy, len(copy.slots), draft.content, content) for k, copy in blocks.items()}
             self._ledger.add_checkpoint(node, Checkpoint(checkpoint_id, boundary, tail, holdings, owner_id))
             added.append(boundary)
         draft.blocks = {}
@@ -333,9 +362,13 @@ class Publisher:
                     self._tiers.free_slots(Tier.GPU, copy)
                 continue
             for kind, copy in copies.items():
-                if old := record.spans.get(kind):
-                    self._tiers.drop_all(old)
-                record.spans[kind] = self._holding(kind, copy, n_pages, draft.content)
+                old = record.spans[kind]
+                self._tiers.drop_all(old)
+                # The same bytes as before: the same content, so what was built from it still is.
+                built_from = content_of(record) if kind is ObjectKind.INDEXER_STATE else old.built_from
+                record.spans[kind] = _holding(kind, copy, n_pages, old.content_version, built_from)
+                if copy.sums is not None:
+                    record.native_sums[kind] = copy.sums
             self._ledger.place(node)
             self._ledger.settle(node, cause, parent=span)
         draft.refreshed = []
@@ -356,3 +389,7 @@ class Publisher:
         with self._ledger.lock:
             self._ledger.counters.refusals[reason] = self._ledger.counters.refusals.get(reason, 0) + 1
         return CommitResult("refused", reason, 0, 0, (), "")
+
+
+def _holding(kind: ObjectKind, copy: SlotCopy, n_pages: int, content: int, built_from: int) -> Holding:
+    return Holding(kind=kind, n_pages=n_pages, content_version=content, built_from=built_from, gpu=copy)
