@@ -193,7 +193,7 @@ class QualityGate:
         kv = ObjectKind.COMPRESSED_KV
         return _View(
             boundary=checkpoint.boundary if checkpoint is not None else node.record.tokens,
-            tokens=np.frombuffer(self._ledger.index.tokens_of(node) + tail, dtype=np.int32),
+            tokens=np.frombuffer(self._ledger.index.tokens_of(node) + tail, dtype=np.int32).copy(),
             native=native,
             coded={**native, kv: [*native[kv][:-1], own]},
             blocks={kind: self._tiers.bind(block, 0, block.n_pages) for kind, block in blocks.items() if block.n_pages},

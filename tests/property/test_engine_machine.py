@@ -27,6 +27,7 @@ from engine.clock import ManualClock
 from engine.errors import CorruptObject, LeaseExpired, StalePointer
 from engine.integrations.synthetic import use_one_thread
 from engine.memory.codec import LOSSY
+from engine.schedule.quality import Quality
 
 SLAB_BYTES = 10 << 10
 # Slabs of GPU and host, and bytes of disk, that a few prompts overflow; slots of the models differ in size.
@@ -36,8 +37,25 @@ SIZES = {
     "small-qwen3-next": (16, 7, 110 << 10),
 }
 EXAMPLES = 30
+LOSS = 1.0
+"""One prefix of a path may be coded with loss: the judge says 1.0 of each."""
 NAMESPACES = ("default", "default", "tenant/ä")
 LENGTHS = st.sampled_from([1, 63, 64, 65, 100, 128, 129, 191, 192, 200, 256, 300, 333, 384])
+
+
+class Suspicious:
+    """Compares what it is to judge with the truth; a wrong byte counts as a loss no bound allows."""
+
+    def __init__(self, model):
+        self.model = model
+        self.wrong = []
+
+    def judge(self, native, coded, tokens):
+        found = [self.model.verify(state, tokens) for state in (native, coded)]
+        self.wrong += [f.first_wrong for f in found if not f.ok]
+        if found[1].lossy_bytes < found[0].lossy_bytes:
+            self.wrong.append("less is lost once more is coded")
+        return Quality(logit_error=1.0, kl=0.0, positions=1)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -60,9 +78,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.clock.advance(1.0)  # two starts within one nanosecond are not of this world
         gpu, host, disk_bytes = SIZES[self.model]
         self.rig = Rig(
-            self.model, clock=self.clock, data_dir=self.folder, lease_s=60.0, codec="int8", slab_bytes=SLAB_BYTES,
+            self.model, clock=self.clock, data_dir=self.folder, lease_s=60.0, codec="int8", code_compressed=True,
+            slab_bytes=SLAB_BYTES, max_logit_error=LOSS,
             gpu_bytes=gpu * SLAB_BYTES, host_bytes=host * SLAB_BYTES, disk_bytes=disk_bytes,
         )  # fmt: skip
+        self.rig.engine.set_quality_judge(Suspicious(self.rig.lossy))
 
     def teardown(self):
         if hasattr(self, "rig"):
@@ -249,6 +269,18 @@ class EngineMachine(RuleBasedStateMachine):
     def nothing_is_left_busy(self):
         if hasattr(self, "rig"):
             assert not [r for r in self.rig.engine.snapshot() if r["state.to"] == "FULL_RESTORE"]
+
+    @invariant()
+    def no_path_has_lost_more_than_the_bound(self):
+        if not hasattr(self, "rig"):
+            return
+        assert self.rig.engine._quality.judge.wrong == []
+        losses = {}
+        for node in self.rig.ledger.index.walk():  # parents before children
+            holding = node.record.spans["compressed_kv"]
+            metas = {c.meta for c in (holding.gpu, holding.host, holding.disk) if c is not None and c.meta.error_bound}
+            losses[node] = losses.get(node.parent, set()) | {(holding.content_version, m) for m in metas}
+            assert sum(meta.logit_error for _, meta in losses[node]) <= LOSS
 
     def versions_are_dense(self):
         """Every life's transition spans count 1, 2, 3...; and the counters say as many spans as arrived."""
