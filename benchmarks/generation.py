@@ -2,10 +2,10 @@
 
     python -m benchmarks.generation [--family gemma3] [--size laptop] [--device cpu] [--prefix 4096] [--rounds 5]
 
-Requests share `--prefix` tokens and end in 32 of their own. Every round asks transformers alone (the whole prompt in one
-call), kvdeck without reuse (the prompt in chunks), and once for each way the shared prefix can lie: on the GPU tier, there
-coded losslessly, on the host, on disk, and on disk after a restart of the engine. Ratios are within a round. The last column
-is the time spent in kvdeck (acquire, load, capture, commit) over the prefill that the hit saved.
+Requests share `--prefix` tokens and end in 32 of their own. Every round asks transformers alone (the whole prompt in
+one call), kvdeck without reuse (the prompt in chunks), and once for each way the shared prefix can lie: on the GPU
+tier, there coded losslessly, on the host, on disk, and on disk after a restart of the engine. Ratios are within a
+round. The last column is the time spent in kvdeck (acquire, load, capture, commit) over the prefill that the hit saved.
 """
 
 from __future__ import annotations

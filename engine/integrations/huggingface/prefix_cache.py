@@ -18,9 +18,10 @@ from opentelemetry import trace
 
 from engine.consistency.lease import Lease
 from engine.engine import CacheEngine
-from engine.errors import ConfigError, CorruptObject, LeaseExpired, ModelMismatch, StalePointer, StateMismatch
+from engine.errors import CodecRefused, ConfigError, CorruptObject, LeaseExpired, ModelMismatch, StalePointer, StateMismatch
 from engine.integrations.huggingface.cachemap import CacheMap, new_cache
 from engine.integrations.huggingface.generation import Generation, TokenStream, as_streamer, checked_arguments
+from engine.integrations.huggingface.judge import LogitJudge
 from engine.integrations.huggingface.prefill import Prefill, Timings, TokenArray
 from engine.integrations.huggingface.replay import replaying
 from engine.integrations.huggingface.spec import prove_match
@@ -49,6 +50,7 @@ class PrefixCache:
         self.chunk_tokens = self._checked_chunk(chunk_tokens)
         self._map = CacheMap.measure(model)
         self._weights = self._now = prove_match(model, self._map, engine)
+        engine.set_quality_judge(LogitJudge(model, self._map))  # a lossy codec is measured before it is believed
         self._watch = WeightsWatch(model)
         self._watch_lock = threading.Lock()
         self._accepts = frozenset(inspect.signature(model.forward).parameters)
@@ -185,7 +187,7 @@ class PrefixCache:
             try:
                 with timings.measure("load_s"):
                     return self._loaded(prompt, lease, timings)
-            except (CorruptObject, StalePointer, LeaseExpired):
+            except (CorruptObject, CodecRefused, StalePointer, LeaseExpired):
                 lease.release()
             except BaseException:
                 lease.release()
@@ -250,7 +252,8 @@ class PrefixCache:
     # -- commit -----------------------------------------------------------------------------------------------------
 
     def _commit_new(self, prefill: Prefill) -> CommitResult:
-        """Hand everything from `start_tokens` to the engine; the next commit then starts behind it."""
+        """Hand everything from `start_tokens` to the engine, what an earlier commit handed over included: pages that
+        the lease did not read are compared again, as another run may have taken their place."""
         end = prefill.position
         with prefill.timings.measure("capture_s"):
             start = 0 if getattr(prefill.lease, "approximate", False) else prefill.start_tokens
@@ -262,7 +265,7 @@ class PrefixCache:
             )
         with prefill.timings.measure("commit_s"):
             result = self.engine.commit(prefill.tokens[:end], state, lease=prefill.lease)
-        prefill.start_tokens, prefill.checkpoints = end // self._page_tokens * self._page_tokens, {}
+        prefill.checkpoints = {}
         return result
 
     def _model_changed(self) -> str:
