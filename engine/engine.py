@@ -31,6 +31,7 @@ from engine.model.objects import ObjectKind, layouts_of
 from engine.model.spec import ModelSpec
 from engine.schedule.adopt import Adopter, Adoption
 from engine.schedule.ledger import Counters, Ledger
+from engine.schedule.pace import PrefillPace
 from engine.schedule.plan import Planner
 from engine.schedule.publish import CommitResult, Publisher
 from engine.schedule.quality import QualityGate, QualityJudge
@@ -92,7 +93,8 @@ class CacheEngine:
         self._queues = FormQueues(config.queue_bound, clock)
         recovery = self._recovery = Recovery(self._ledger, room)
         validator = Validator(spec, layouts, sealed_on_commit=tiers.sealed_on_commit)
-        planner = Planner(spec, layouts, tiers, validator, config, clock)
+        self._pace = PrefillPace(config.prefill_tokens_per_s)
+        planner = Planner(spec, layouts, tiers, validator, config, clock, self._pace)
         self._server = Server(self._ledger, planner, recovery, self._queues, config, self)
         self._publisher = Publisher(self._ledger, room)
         self._quality = QualityGate(self._ledger, config)
@@ -151,9 +153,9 @@ class CacheEngine:
         """Admit what the model computed for `tokens`. Without `state` only the books are kept (materialise=False).
 
         The namespace is the lease's. What was computed from a lossy hit is refused: it is other state than the tokens
-        alone would give, and must not stand under their id. Pages that are held already are compared with `state`: where
-        its bytes differ, it replaces them and what hangs below them, or is refused (`other_lineage`) while somebody reads
-        them: a path is of one run. Raises `StateMismatch` when tensors do not fit the model or
+        alone would give, and must not stand under their id. Pages that are held already are compared with `state`:
+        where its bytes differ, it replaces them and what hangs below them, or is refused (`other_lineage`) while
+        somebody reads them: a path is of one run. Raises `StateMismatch` when tensors do not fit the model or
         the engine's way of keeping bytes; nothing is kept then.
         """
         self._open()
@@ -327,7 +329,7 @@ class CacheEngine:
 
     def stats(self) -> dict[str, Any]:
         """Counters and occupancy (wire.md, section 3)."""
-        return report.stats(self._ledger, self._queues)
+        return report.stats(self._ledger, self._queues, self._pace)
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Every prefix held, at its newest version."""
@@ -358,6 +360,11 @@ class CacheEngine:
         with self._ledger.lock:
             self._ledger.counters.verified_bytes += bytes_checked
             self._ledger.counters.wrong_bytes += wrong_bytes
+
+    def report_prefill(self, tokens: int, seconds: float) -> None:
+        """The model computed `tokens` in `seconds`. From the eighth report on plans reckon with what was measured
+        instead of the configured `prefill_tokens_per_s`. Thread-safe."""
+        self._pace.report(tokens, seconds)
 
     @property
     def index(self) -> Any:

@@ -10,11 +10,12 @@ from engine.consistency.state import Cause, State
 from engine.memory.holding import Holding, Tier
 from engine.model.objects import ObjectKind
 from engine.schedule.ledger import Ledger, PrefixNode
+from engine.schedule.pace import PrefillPace
 from engine.schedule.queues import FormQueues
 from engine.telemetry.pump import transition_attributes
 
 
-def stats(ledger: Ledger, queues: FormQueues) -> dict[str, Any]:
+def stats(ledger: Ledger, queues: FormQueues, pace: PrefillPace) -> dict[str, Any]:
     """The `stats` of docs/reference/wire.md, section 3."""
     with ledger.lock:
         c, tally = ledger.counters, ledger.ring.tally
@@ -36,6 +37,7 @@ def stats(ledger: Ledger, queues: FormQueues) -> dict[str, Any]:
                 for name, u in usage.items()
             },
             "queues": {str(q.form): {"depth": q.depth, "bound": q.bound} for q in queues.all()},
+            "prefill": {"tokens_per_s": pace.tokens_per_s, "reports": pace.reports},
             "leases": len(ledger.leases),
             "oldest_lease_s": ledger.leases.oldest_s(),
             "telemetry_dropped": tally.dropped_checks + tally.dropped_requests,

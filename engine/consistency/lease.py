@@ -19,6 +19,32 @@ if TYPE_CHECKING:
     from engine.memory.state import LoadedState
 
 
+class Cost(NamedTuple):
+    """The arithmetic of a plan. A plan pays when `saving_s` is above 0; a miss has one when a replay would not."""
+
+    saved_tokens: int
+    replay_tokens: int
+    restore_bytes: int
+    restore_s: float
+    prefill_tokens_per_s: float
+
+    @property
+    def saving_s(self) -> float:
+        return (self.saved_tokens - self.replay_tokens) / self.prefill_tokens_per_s - self.restore_s
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        pace = self.prefill_tokens_per_s
+        found = f"saves {self.saved_tokens:,} tokens ({self.saved_tokens / pace:.3f} s at {pace:,.0f} tokens/s)"
+        prices = []
+        if self.replay_tokens:
+            prices.append(f"{self.replay_tokens:,} replayed ({self.replay_tokens / pace:.3f} s)")
+        if self.restore_bytes:
+            prices.append(f"{_bytes_text(self.restore_bytes)} restored ({self.restore_s:.3f} s)")
+        return found + (f" for {' and '.join(prices)}" if prices else "")
+
+
 class Explanation(NamedTuple):
     """Why a lease is what it is. `reason` tells why the longest common prefix was not all usable ("none" if it was)."""
 
@@ -31,6 +57,7 @@ class Explanation(NamedTuple):
     mode: str
     trace_id: str
     span_id: str
+    cost: Cost | None = None
 
 
 class LeaseSource(Protocol):
@@ -57,6 +84,7 @@ class Lease:
         "created_ns",
         "expires_ns",
         "explanation",
+        "kept",
         "lcp_tokens",
         "lease_id",
         "namespace",
@@ -103,6 +131,7 @@ class Lease:
         self.expires_ns = 0
         self.reading = 0
         self.released = False
+        self.kept: Node[PrefixRecord] | None = None  # where the last commit with this lease ended
 
     @property
     def resume_tokens(self) -> int:
@@ -203,3 +232,10 @@ def unpin_path(node: Node[PrefixRecord] | None) -> None:
     while node is not None and node.parent is not None:
         node.record.leases -= 1
         node = node.parent
+
+
+def _bytes_text(n_bytes: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:.3g} {unit}"
+    return f"{n_bytes} B"

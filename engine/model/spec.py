@@ -181,12 +181,27 @@ class ModelSpec:
 
     @property
     def replay_tokens(self) -> int:
-        """Tokens that rebuild every window exactly when span objects are kept: n_swa_layers x (window - 1).
+        """Tokens that rebuild every boundary object exactly at a page boundary, when span objects are kept.
 
-        Each sliding layer reads W - 1 tokens back from the layer below, so errors die out only after all of them;
-        one token fewer is wrong (measured in docs/adr/0003-replay-is-exact-or-not-offered.md).
+        A token's input to a layer is clean when the windows of every sliding layer below were: each of these takes its
+        W - 1 tokens. Then a window needs W - 1 clean tokens, and a compressor's overlap needs `ratio` of them. With n
+        layers of one window W this is (n - 1) x (W - 1) + max(W - 1, largest overlap); with different windows the sum
+        of W - 1 over the layers. One token fewer is wrong (docs/adr/0003-replay-is-exact-or-not-offered.md).
         """
-        return self.sliding_layers * max(0, self.window - 1)
+        below = needed = 0
+        for layer in self.layers:
+            windows = [part.window - 1 for part in layer.parts if isinstance(part, Sliding)]
+            overlaps = [p.ratio for p in layer.parts if isinstance(p, Compressed | Indexed) and p.overlaps]
+            if windows or overlaps:
+                needed = max(needed, below + max(*windows, *overlaps, 0))
+            below += max(windows, default=0)
+        return needed
+
+    @property
+    def window_replay_tokens(self) -> int:
+        """Tokens that rebuild every boundary object approximately: the widest window, and the largest overlap."""
+        overlaps = [p.ratio for _, p in self.parts() if isinstance(p, Compressed | Indexed) and p.overlaps]
+        return max(self.window, *overlaps, 0)
 
     @property
     def fingerprint(self) -> str:

@@ -77,17 +77,15 @@ class Lineage:
     def stands_on(self, lease: Lease | None, match: Match[PrefixRecord], start_page: int) -> bool:
         """What a commit from `start_page` was computed from is still what the tree has before it.
 
-        A prefix that has not left the tree still has its ancestors, and their bytes: so the path that the lease read is
-        there if its prefix is. Without a lease the caller vouches for it.
+        A prefix that has not left the tree still has its ancestors, and their bytes: so the path that the lease read,
+        or that an earlier commit with it made, is there if its last prefix is. Without a lease the caller vouches.
         """
         if not start_page or lease is None:
             return True
-        if start_page > lease.pages:
-            return False  # pages of the tree between what was read and what was computed: of whatever run
-        walk: PrefixNode | None = lease.node
-        while walk is not None and walk.first_page >= start_page:
-            walk = walk.parent
-        return walk in match.nodes
+        kept = lease.kept
+        return (start_page <= lease.pages and _runs_through(lease.node, start_page, match)) or (
+            kept is not None and start_page <= kept.last_page and _runs_through(kept, start_page, match)
+        )
 
     def covered(self, match: Match[PrefixRecord], start_page: int) -> list[Covered]:
         """What the tree has of the pages from `start_page` on, to be compared without the lock; the path is pinned."""
@@ -199,6 +197,13 @@ class Lineage:
             return tiers.codecs[meta.codec].decode(data, meta) if meta.codec in tiers.codecs else data
         except EngineError:  # damaged, or the tier does not answer
             return None
+
+
+def _runs_through(node: PrefixNode | None, page: int, match: Match[PrefixRecord]) -> bool:
+    """Whether the matched path has the page before `page` from the path that ends at `node`."""
+    while node is not None and node.first_page >= page:
+        node = node.parent
+    return node in match.nodes
 
 
 def native_sums(record: PrefixRecord, kind: ObjectKind) -> PageSums | None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from engine.clock import Clock
 from engine.config import EngineConfig, Mode
+from engine.consistency.lease import Cost
 from engine.consistency.prefix import Checkpoint, PrefixRecord
 from engine.index.radix import TOKEN_BYTES, Match
 from engine.memory.holding import Holding, Tier
@@ -18,13 +19,15 @@ from engine.memory.tiers import Tiers
 from engine.memory.transfer import Breaker
 from engine.model.objects import ObjectKind, PrefixLayouts
 from engine.model.spec import ModelSpec
+from engine.schedule.pace import PrefillPace
 from engine.schedule.validation import Boundary, Check, Validator, first_failure
 
 CANDIDATES_WEIGHED = 16
 GAP_REASONS = {
     "none": "all of the longest common prefix is the hit",
     "new_content": "nothing of the prompt is known",
-    "no_checkpoint": "no boundary deep enough has its boundary objects, and a replay would not pay",
+    "no_checkpoint": "no boundary deep enough has its boundary objects, and no replay may rebuild them",
+    "replay_costs_more": "no boundary deep enough has its boundary objects, and a replay would save nothing",
     "restore_slower_than_prefill": "computing the tokens is expected to be faster than restoring them",
     "restore_slower_than_deadline": "the restore is not expected to end before the caller's deadline",
     "restore_late": "the restore did not end before the caller's deadline; it goes on for the next request",
@@ -88,6 +91,7 @@ class Outlook:
     plans: list[RecoveryPlan]
     refused: list[Refusal]
     reason: str
+    unpaid: Cost | None = None  # a replay that would not pay
 
 
 class Planner:
@@ -101,6 +105,7 @@ class Planner:
         validator: Validator,
         config: EngineConfig,
         clock: Clock,
+        pace: PrefillPace,
     ) -> None:
         self._spec = spec
         self._layouts = layouts
@@ -109,21 +114,27 @@ class Planner:
         self._config = config
         self._clock = clock
         self._page_tokens = spec.page_tokens
-        self._replay_possible = config.replay and spec.sliding_layers > 0 and not spec.has_recurrent
+        self._pace = pace
+        self._replay_tokens = self._whole_pages(spec.replay_tokens)
+        self._replay_possible = config.replay and self._replay_tokens > 0 and not spec.has_recurrent
+
+    def _whole_pages(self, tokens: int) -> int:
+        """A replay starts at a page boundary: no entry is half built there."""
+        return -(-tokens // self._page_tokens) * self._page_tokens
 
     def outlook(self, match: Match[PrefixRecord], tokens: bytes, mode: Mode, deadline_s: float) -> Outlook:
         """Weigh the boundaries of a path, deepest first. Under the engine lock."""
-        page_tokens = self._page_tokens
-        lcp = match.pages * page_tokens
+        lcp = edge = match.pages * self._page_tokens
         plans: list[RecoveryPlan] = []
         refused: list[Refusal] = []
-        best_saving = 0.0
-        reason, weighed = "", 0
+        best_saving, pace = 0.0, self._pace.tokens_per_s
+        reason, weighed, unpaid = "", 0, False
         for boundary in self._candidates(match, tokens):
             if boundary.replay_tokens == 0:
                 lcp = max(lcp, boundary.tokens)
             net_tokens = boundary.tokens - boundary.replay_tokens
-            if net_tokens / self._config.prefill_tokens_per_s <= best_saving or weighed >= CANDIDATES_WEIGHED:
+            if net_tokens / pace <= best_saving or weighed >= CANDIDATES_WEIGHED:
+                unpaid = unpaid or boundary.replay_tokens > 0
                 continue
             weighed += 1
             found = self._weigh(boundary, mode, deadline_s)
@@ -132,13 +143,27 @@ class Planner:
             if found.plan is None:
                 reason = reason or found.reason
                 continue
-            saving = net_tokens / self._config.prefill_tokens_per_s - found.plan.restore_s
+            saving = net_tokens / pace - found.plan.restore_s
             if saving > best_saving:
                 best_saving = saving
                 plans.insert(0, found.plan)
             else:
                 reason = reason or "restore_slower_than_prefill"
-        return Outlook(match=match, lcp_tokens=lcp, plans=plans, refused=refused, reason=reason)
+        outlook = Outlook(match=match, lcp_tokens=lcp, plans=plans, refused=refused, reason=reason)
+        if unpaid or 0 < edge <= self._replay_tokens:
+            self._note_unpaid(outlook, edge)
+        return outlook
+
+    def _note_unpaid(self, outlook: Outlook, edge: int) -> None:
+        """A boundary without a checkpoint lost because its replay saves nothing: say so, with the arithmetic."""
+        if not self._replay_possible or (outlook.plans and outlook.plans[0].boundary.tokens >= edge):
+            return
+        outlook.unpaid = Cost(edge, self._replay_tokens, 0, 0.0, self._pace.tokens_per_s)
+        if outlook.reason in ("", "window_missing", "tail_missing"):
+            outlook.reason = "replay_costs_more"
+
+    def cost(self, boundary: Boundary, restore_bytes: int, restore_s: float) -> Cost:
+        return Cost(boundary.tokens, boundary.replay_tokens, restore_bytes, restore_s, self._pace.tokens_per_s)
 
     def _candidates(self, match: Match[PrefixRecord], tokens: bytes) -> list[Boundary]:
         """Positions worth a look, by tokens they would save, most first."""
@@ -160,8 +185,8 @@ class Planner:
         if edge:
             if self._layouts.window.empty and self._layouts.recurrent.empty and self._layouts.tail_is_empty(edge):
                 found.append(Boundary(edge, nodes, match.pages, None))
-            elif self._replay_possible and edge > self._spec.replay_tokens:
-                found.append(Boundary(edge, nodes, match.pages, None, replay_tokens=self._spec.replay_tokens))
+            elif self._replay_possible and edge > self._replay_tokens:
+                found.append(Boundary(edge, nodes, match.pages, None, replay_tokens=self._replay_tokens))
             elif not found:
                 found.append(Boundary(edge, nodes, match.pages, None))  # to be refused with its reason
         found.sort(key=lambda b: b.tokens - b.replay_tokens, reverse=True)

@@ -136,7 +136,10 @@ class Publisher:
             if state is not None:
                 self._write(draft, state)
             with ledger.lock:
-                return self._publish(namespace, tokens, pages, draft, cause, span)
+                done = self._publish(namespace, tokens, pages, draft, cause, span)
+                if lease is not None and done.prefix_id:
+                    lease.kept = ledger.nodes[done.prefix_id]
+                return done
         finally:
             if draft is not None:
                 self._give_back(draft)

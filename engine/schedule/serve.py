@@ -40,7 +40,15 @@ class _Request:
     deadline_ns: int
     reason: str = ""
     restored_from: Tier | None = None
+    restore_bytes: int = 0
+    restore_s: float = 0.0
     pinned: list[PrefixNode] = field(default_factory=list)
+
+    def note_restored(self, plan: RecoveryPlan) -> None:
+        """What was brought back, and what that was expected to cost."""
+        self.restored_from = _slower(self.restored_from, plan.slowest_tier)
+        self.restore_bytes += sum(plan.restore_bytes.values())
+        self.restore_s += plan.restore_s
 
     def avoid(self, tier: Tier) -> None:
         """The tier's queue is full: go on as if the mode forbade it."""
@@ -93,7 +101,7 @@ class Server:
                 else:
                     self._await(job, request)
                     if job.steps and not (job.failure or job.late):
-                        request.restored_from = _slower(request.restored_from, plan.slowest_tier)
+                        request.note_restored(plan)
             raise AssertionError("unreachable: the last round plans with no time for restores")
         finally:
             if request.pinned:
@@ -201,6 +209,9 @@ class Server:
             mode=str(request.mode),
             trace_id=request.span.hex_trace,
             span_id=request.span.hex_span,
+            cost=outlook.unpaid
+            if boundary is None
+            else self._planner.cost(boundary, request.restore_bytes, request.restore_s),
         )
         return Lease(
             self._source,
@@ -282,6 +293,8 @@ class Server:
         )  # fmt: skip
         if lease.usable_tokens:
             attributes += ("kvcache.prefix.id", why.prefix_id, "kvcache.state", why.state, "kvcache.tier", why.tier)
+            if why.cost is not None:
+                attributes += ("kvcache.plan.saving_s", why.cost.saving_s, "kvcache.plan.restore_s", why.cost.restore_s)
         self._ledger.ring.request("kvcache.acquire", request.span, request.parent, request.start_ns, end_ns, attributes)
 
     def _record_refusals(self, outlook: Outlook, span: SpanContext) -> None:

@@ -74,7 +74,7 @@ REASONS = {
     "tail_missing": "no tail was captured at exactly this position",
     "window_missing": "no window was captured at exactly this position",
     "recurrent_missing": "no recurrent state was captured at exactly this position",
-    "replay_rebuilds": "an exact replay of n_swa_layers x (W - 1) tokens rebuilds it",
+    "replay_rebuilds": "an exact replay of the last tokens rebuilds it",
     "indexer_missing": "some pages have no indexer entries",
     "indexer_behind": "indexer entries were built from another version of the KV",
     "needs_restore": "an object lies below the GPU and is to be restored",
