@@ -18,7 +18,15 @@ from opentelemetry import trace
 
 from engine.consistency.lease import Lease
 from engine.engine import CacheEngine
-from engine.errors import CodecRefused, ConfigError, CorruptObject, LeaseExpired, ModelMismatch, StalePointer, StateMismatch
+from engine.errors import (
+    CodecRefused,
+    ConfigError,
+    CorruptObject,
+    LeaseExpired,
+    ModelMismatch,
+    StalePointer,
+    StateMismatch,
+)
 from engine.integrations.huggingface.cachemap import CacheMap, new_cache
 from engine.integrations.huggingface.generation import Generation, TokenStream, as_streamer, checked_arguments
 from engine.integrations.huggingface.judge import LogitJudge
