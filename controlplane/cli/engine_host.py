@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -19,7 +18,7 @@ from controlplane.cli.context import DEFAULT_DATA_DIR
 from controlplane.cli.exits import ERR, CliError, Exit, show_error
 
 if TYPE_CHECKING:
-    from engine import CacheEngine, ModelSpec
+    from engine import CacheEngine
 
 MIB = 1 << 20
 PERSIST_S = 5.0  # `kvdeck up` waits a little longer than this for the engine to end
@@ -102,14 +101,8 @@ def engine(
 
 
 def run_host(config: HostConfig) -> None:
-    """Build the parts, run until told to stop, and take them down in the order that loses nothing.
-
-    The agent first (no new commands), then the engine (its last transitions are spans), then the exporters.
-    """
-    with _stop_on_signals() as stop, ExitStack() as parts:
-        engine = _start_engine(config, parts)
-        if config.url:
-            _start_agent(config, engine, parts)
+    """Build the parts, run until told to stop, and take them down in the order that loses nothing."""
+    with _stop_on_signals() as stop, _opened(config) as engine:
         ERR.print(f"engine {engine.id} serves {config.spec}; its folder is {config.data_dir}", markup=False)
         if config.workload is Workload.NONE:
             _idle(engine, stop, ticks=not config.url)
@@ -134,14 +127,14 @@ def _stop_on_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _start_engine(config: HostConfig, parts: ExitStack) -> CacheEngine:
-    from controlplane.host.export import build_export
+def _opened(config: HostConfig) -> AbstractContextManager[CacheEngine]:
+    """The engine, on the deck where there is an address of one."""
+    from controlplane.host.deck import engine_on_deck
     from engine import CacheEngine, EngineConfig, preset
     from engine.integrations.synthetic import use_one_thread
 
     use_one_thread()
     config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    spec = preset(config.spec)
     settings = EngineConfig(
         engine_id=config.engine_id,
         device=config.device,
@@ -152,43 +145,10 @@ def _start_engine(config: HostConfig, parts: ExitStack) -> CacheEngine:
         codec=config.codec,
         persist_s=PERSIST_S,
     )
+    spec = preset(config.spec)
     if not config.url:
-        engine = CacheEngine(spec, settings)
-        parts.callback(engine.close)
-        return engine
-    boot_id = uuid.uuid4().hex
-    export = build_export(config.url, config.token, _resource(config.engine_id, boot_id, spec))
-    parts.callback(export.shutdown)
-    engine = CacheEngine(
-        spec,
-        settings,
-        span_processors=export.span_processors,
-        meter_provider=export.meter_provider,
-        resource=export.resource,
-        boot_id=boot_id,
-    )
-    parts.callback(engine.close)
-    return engine
-
-
-def _resource(engine_id: str, boot_id: str, spec: ModelSpec) -> dict[str, str]:
-    """Who speaks: docs/reference/wire.md, section 1."""
-    return {
-        "service.name": "kvdeck-engine",
-        "service.instance.id": engine_id,
-        "kvdeck.engine.id": engine_id,
-        "kvdeck.engine.boot_id": boot_id,
-        "kvdeck.model": spec.name,
-        "kvdeck.fingerprint": spec.fingerprint,
-    }
-
-
-def _start_agent(config: HostConfig, engine: CacheEngine, parts: ExitStack) -> None:
-    from controlplane.host.agent import Agent
-
-    agent = Agent(engine, url=config.url, token=config.token, data_dir=config.data_dir)
-    agent.start()
-    parts.callback(agent.stop)
+        return CacheEngine(spec, settings)
+    return engine_on_deck(spec, settings, url=config.url, token=config.token, folder=config.data_dir)
 
 
 def _idle(engine: CacheEngine, stop: threading.Event, *, ticks: bool) -> None:

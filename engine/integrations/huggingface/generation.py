@@ -57,7 +57,8 @@ def checked_arguments(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
                 "ignored by the cache. Call model.generate directly for this request"
             )
     config = copy(arguments.get("generation_config") or model.generation_config)
-    config.update(**{key: value for key, value in arguments.items() if key not in ("generation_config", "streamer")})
+    given = {key: value for key, value in arguments.items() if key not in ("generation_config", "streamer")}
+    config.update(return_dict_in_generate=True, **given)
     for name in _ONE_SEQUENCE:
         if (getattr(config, name, None) or 1) > 1:
             raise StateMismatch(f"{name} is {getattr(config, name)}; a cached prompt continues as one sequence")

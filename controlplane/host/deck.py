@@ -1,0 +1,56 @@
+"""An engine on a deck: exporters, engine and agent, opened together and taken down in the order that loses nothing."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from controlplane.host.agent import Agent
+from controlplane.host.export import build_export
+from engine import CacheEngine, EngineConfig, ModelSpec
+
+
+@contextmanager
+def engine_on_deck(
+    spec: ModelSpec, settings: EngineConfig, *, url: str, token: str, folder: Path | None = None
+) -> Iterator[CacheEngine]:
+    """A `CacheEngine` that the control plane at `url` sees and steers, with a token of role engine.
+
+    Without a control plane behind the address it serves all the same, and reports once there is one. `folder` is where
+    the agent keeps outcomes that it could not yet tell: the data folder by default, else a temporary one.
+    Raises what `CacheEngine` raises.
+    """
+    with ExitStack() as parts:
+        kept = folder or settings.data_dir or Path(parts.enter_context(tempfile.TemporaryDirectory()))
+        kept.mkdir(parents=True, exist_ok=True, mode=0o700)
+        boot_id = uuid.uuid4().hex
+        export = build_export(url, token, _resource(settings.engine_id, boot_id, spec))
+        parts.callback(export.shutdown)
+        engine = CacheEngine(
+            spec,
+            settings,
+            span_processors=export.span_processors,
+            meter_provider=export.meter_provider,
+            resource=export.resource,
+            boot_id=boot_id,
+        )
+        parts.callback(engine.close)  # its last transitions are spans: before the exporters, after the agent
+        agent = Agent(engine, url=url, token=token, data_dir=kept)
+        agent.start()
+        parts.callback(agent.stop)
+        yield engine
+
+
+def _resource(engine_id: str, boot_id: str, spec: ModelSpec) -> dict[str, str]:
+    """Who speaks: docs/reference/wire.md, section 1."""
+    return {
+        "service.name": "kvdeck-engine",
+        "service.instance.id": engine_id,
+        "kvdeck.engine.id": engine_id,
+        "kvdeck.engine.boot_id": boot_id,
+        "kvdeck.model": spec.name,
+        "kvdeck.fingerprint": spec.fingerprint,
+    }
