@@ -41,6 +41,13 @@ STATES = {
         label="PARTIAL_OFFLOAD", color=ORANGE, symbol="◐", dash="dot", help="some object lives only below the GPU"
     ),
     "FULL_RESTORE": Look(label="FULL_RESTORE", color=PURPLE, symbol="▲", dash="dashdot", help="a restore is in flight"),
+    "APPROXIMATE": Look(
+        label="APPROXIMATE",
+        color=SKY,
+        symbol="≈",
+        dash="longdashdot",
+        help="on an approximate basis, for who asks for it",
+    ),
     "QUARANTINED": Look(label="QUARANTINED", color=VERMILLION, symbol="✖", dash="longdash", help="damaged, not served"),
     "EVICTED": Look(label="EVICTED", color=GREY, symbol="○", dash="dot", help="gone"),
     "NEW": Look(label="NEW", color=GREY, symbol="·", help="before its first version"),
@@ -64,7 +71,7 @@ MODE_HELP = {
     "normal": "everything a plan allows",
     "no_disk": "skips restores from disk",
     "resident_only": "skips host restores too",
-    "full_only": "no coded KV",
+    "full_only": "no coded or approximate KV",
     "bypass": "no reuse: always right, never fast",
 }
 VALIDATIONS = ("compressed_complete", "tail_intact", "window_fresh", "indexer_synced", "disk_reloaded")

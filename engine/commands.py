@@ -255,8 +255,15 @@ class Commands:
         tier = str(request.arguments.get("tier") or Tier.HOST)
         if tier not in (Tier.HOST, Tier.DISK):
             raise BadCommand(f"tier {tier!r} is nowhere to offload to; host or disk")
-        step = Form.RESIDENT, lambda prefix_id: self._reformer.offload(prefix_id, Tier(tier), cause, span)
+        step = Form.RESIDENT, lambda prefix_id: self._offload_one(prefix_id, Tier(tier), cause, span)
         return self._each(request, "offloaded", progress, *step)
+
+    def _offload_one(self, prefix_id: str, tier: Tier, cause: CauseOf, span: SpanContext) -> Reformed:
+        with self._ledger.lock:
+            node = self._ledger.nodes.get(prefix_id)
+            if node is not None and node.record.approximate:
+                return Reformed(refused="state_is_approximate")  # it has no place below the GPU
+        return self._reformer.offload(prefix_id, tier, cause, span)
 
     def _each(
         self, request: CommandRequest, verb: str, progress: Progress, form: Form, step: Callable[[str], Reformed]

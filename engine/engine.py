@@ -24,8 +24,9 @@ from engine.consistency.lease import Lease
 from engine.consistency.prefix import CauseOf
 from engine.consistency.state import Cause
 from engine.desired import parse_desired
-from engine.errors import CorruptObject, EngineClosed, EngineError, StateMismatch
+from engine.errors import ConfigError, CorruptObject, EngineClosed, EngineError, StateMismatch
 from engine.index.radix import TOKEN_BYTES
+from engine.index.space import space_of
 from engine.memory.tiers import Tiers
 from engine.model.objects import ObjectKind, layouts_of
 from engine.model.spec import ModelSpec
@@ -50,6 +51,10 @@ if TYPE_CHECKING:
     import torch
 
     from engine.memory.state import LoadedState, NewState
+
+
+REFUSE = ("weights_changed", "load_failed")
+"""Why a caller may refuse all reuse (`acquire`). What it computes with other weights is not kept either."""
 
 
 class CacheEngine:
@@ -129,17 +134,30 @@ class CacheEngine:
     # -- the request path -------------------------------------------------------------------------------------------
 
     def acquire(
-        self, tokens: Tokens, *, namespace: str = "default", deadline_s: float = 0.2, traceparent: str | None = None
+        self,
+        tokens: Tokens,
+        *,
+        namespace: str = "default",
+        deadline_s: float = 0.2,
+        traceparent: str | None = None,
+        approximate: bool = False,
+        refuse: str = "",
     ) -> Lease:
         """The deepest boundary of `tokens` that passes all five validations, leased; a miss is a lease of 0 tokens.
 
         Waits for restores no longer than `deadline_s`. `traceparent` (W3C) continues the caller's trace.
-        Raises `EngineClosed` once `close` has begun, as `commit` and `execute` do.
+        `approximate` also takes a hit that is not bit-equal to an uninterrupted run, where it saves more:
+        `lease.approximate` then says so, and what is computed from it is kept apart. `refuse` is for a caller that
+        knows that reuse would be wrong: a miss with that reason, one of REFUSE. Raises `EngineClosed` once `close` has
+        begun, as `commit` and `execute` do.
         """
         self._open()
+        if refuse and refuse not in REFUSE:
+            raise ConfigError(f"refuse is {refuse!r}; known: {', '.join(REFUSE)}")
         return self._server.acquire(
-            check_namespace(namespace), token_bytes(tokens), self._mode, deadline_s, parse_traceparent(traceparent)
-        )
+            check_namespace(namespace), token_bytes(tokens), self._mode, deadline_s, parse_traceparent(traceparent),
+            approximate=approximate, refuse=refuse,
+        )  # fmt: skip
 
     def commit(
         self,
@@ -153,10 +171,11 @@ class CacheEngine:
         """Admit what the model computed for `tokens`. Without `state` only the books are kept (materialise=False).
 
         The namespace is the lease's. What was computed from a lossy hit is refused: it is other state than the tokens
-        alone would give, and must not stand under their id. Pages that are held already are compared with `state`:
-        where its bytes differ, it replaces them and what hangs below them, or is refused (`other_lineage`) while
-        somebody reads them: a path is of one run. Raises `StateMismatch` when tensors do not fit the model or
-        the engine's way of keeping bytes; nothing is kept then.
+        alone would give, and must not stand under their id. Computed from an approximate lease it is kept under an id
+        of its own, served only to who asks for it; `state` must then start at token 0. Pages that are held already are
+        compared with `state`: where its bytes differ, it replaces them and what hangs below them, or is refused
+        (`other_lineage`) while somebody reads them: a path is of one run. Raises `StateMismatch` when tensors do not
+        fit the model or the engine's way of keeping bytes; nothing is kept then.
         """
         self._open()
         data = token_bytes(tokens)
@@ -178,15 +197,18 @@ class CacheEngine:
         span = new_span(parent)
         start_ns = self._ledger.clock.monotonic_ns()
         cause = CauseOf(Cause.COMMIT, "", span.hex_trace, span.hex_span)
-        if lease is not None and lease.lossy:
-            result = self._publisher.refuse("lossy_basis")
+        approximate = lease is not None and lease.approximate
+        if reason := _basis_refuses(lease, state):
+            result = self._publisher.refuse(reason)
         else:
-            result = self._publisher.commit(where, data, state, positions, cause, span, lease)
+            space = space_of(where, approximate=approximate)
+            result = self._publisher.commit(space, data, state, positions, cause, span, lease)
         if self._ring.enabled:
             attributes: tuple[object, ...] = (
                 "kvcache.namespace", where, "kvcache.prompt_tokens", len(data) // TOKEN_BYTES,
                 "kvcache.new_tokens", result.new_tokens, "kvcache.new_pages", result.new_pages,
                 "kvcache.outcome", result.outcome, "kvcache.reason", result.reason,
+                "kvcache.basis", "approximate" if approximate else "exact",
             )  # fmt: skip
             if result.prefix_id:
                 attributes += ("kvcache.prefix.id", result.prefix_id)
@@ -375,6 +397,17 @@ class CacheEngine:
     def graph(self) -> Any:
         """The CUDA-graph guard: open a window around capture and replay."""
         return self._ledger.graph
+
+
+def _basis_refuses(lease: Lease | None, state: NewState | None) -> str:
+    """Why what was computed from this lease must not be kept; empty when it may."""
+    if lease is None:
+        return ""
+    if lease.explanation.reason == "weights_changed":
+        return "weights_changed"
+    if lease.approximate:
+        return "approximate_needs_whole_state" if state is not None and state.start_tokens else ""
+    return "lossy_basis" if lease.lossy else ""
 
 
 def _context_of(lease: Lease | None) -> SpanContext:

@@ -94,7 +94,7 @@ def _snapshot_row(node: PrefixNode, now_ns: int, wall_ns: int) -> dict[str, Any]
         version=record.version, before=record.state, after=record.state, cause=CauseOf(Cause.COMMIT),
         tokens=record.tokens, pages=record.n_pages, bytes_moved=0, objects=record.objects(),
         checkpoints=record.checkpoint_rows(), pinned=record.pinned_until_ns > wall_ns, wall_ns=wall_ns,
-        monotonic_ns=now_ns,
+        monotonic_ns=now_ns, approximate=record.approximate,
     )  # fmt: skip
     row = {key.removeprefix("kvcache."): value for key, value in transition_attributes(step).items()}
     return row | _codec_row(record.spans.get(ObjectKind.COMPRESSED_KV))

@@ -13,7 +13,7 @@ from controlplane.clock import floor_minute
 
 V = TypeVar("V")
 
-STATES = ("FULL", "COMPRESSED", "PARTIAL_OFFLOAD", "FULL_RESTORE", "QUARANTINED", "EVICTED")
+STATES = ("FULL", "COMPRESSED", "PARTIAL_OFFLOAD", "FULL_RESTORE", "APPROXIMATE", "QUARANTINED", "EVICTED")
 """States a prefix can be in, as the engine's state table has them; a test compares the two."""
 
 

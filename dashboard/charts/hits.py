@@ -15,6 +15,8 @@ REASON_WORDS = {
     "window_absent": "no window at the boundary",
     "tail_absent": "no tail at the boundary",
     "no_checkpoint": "no checkpoint at a deep enough boundary",
+    "replay_costs_more": "no checkpoint, and a replay would save nothing",
+    "weights_changed": "the model's weights have changed",
     "restore_late": "the restore missed its deadline",
     "restore_failed": "the restore failed",
     "checksum_mismatch": "checksum mismatch",

@@ -79,6 +79,7 @@ class Lease:
 
     __slots__ = (
         "_source",
+        "approximate",
         "blocks",
         "checkpoint_hints",
         "created_ns",
@@ -113,6 +114,7 @@ class Lease:
         pages: int,
         spans: Mapping[ObjectKind, list[Bound]],
         blocks: Mapping[ObjectKind, Bound],
+        approximate: bool = False,
     ) -> None:
         self._source = source
         self.lease_id = 0
@@ -127,6 +129,7 @@ class Lease:
         self.pages = pages
         self.spans = spans
         self.blocks = blocks
+        self.approximate = approximate  # asked for: what is computed from it is kept apart from what is exact
         self.created_ns = 0
         self.expires_ns = 0
         self.reading = 0
@@ -140,7 +143,7 @@ class Lease:
     @property
     def lossy(self) -> bool:
         """Some page of the hit was coded with loss: what is computed from it is not exact."""
-        return any(bound.meta.error_bound > 0 for bounds in self.spans.values() for bound in bounds)
+        return lossy(self.spans)
 
     def load(self) -> LoadedState:
         """Contiguous tensors a layer over [0, usable). Raises `LeaseExpired`, `StalePointer`, `NotMaterialised`."""
@@ -161,6 +164,10 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def lossy(spans: Mapping[ObjectKind, list[Bound]]) -> bool:
+    return any(bound.meta.error_bound > 0 for bounds in spans.values() for bound in bounds)
 
 
 class LeaseTable:

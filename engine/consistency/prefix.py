@@ -40,6 +40,7 @@ class Transition(NamedTuple):
     pinned: bool
     wall_ns: int
     monotonic_ns: int
+    approximate: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -89,6 +90,7 @@ class PrefixRecord:
     served_ns: int = 0  # monotonic
     resident: bool = True  # every span object on the GPU (kept by `refresh`)
     coded: bool = False  # some span object in coded form
+    approximate: bool = False  # in the space of approximate prefixes
 
     @property
     def tokens(self) -> int:
@@ -117,6 +119,8 @@ class PrefixRecord:
     @property
     def natural_state(self) -> State:
         """The state that follows from where the objects are."""
+        if self.approximate:
+            return State.APPROXIMATE if self.resident else State.QUARANTINED
         if not self.resident or not all(c.on_gpu for c in self.checkpoints.values()):
             return State.PARTIAL_OFFLOAD
         return State.COMPRESSED if self.coded else State.FULL
@@ -166,6 +170,7 @@ class PrefixRecord:
             pinned=self.pinned_until_ns > wall_ns,
             wall_ns=wall_ns,
             monotonic_ns=monotonic_ns,
+            approximate=self.approximate,
         )
 
 

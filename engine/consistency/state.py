@@ -14,6 +14,7 @@ class State(StrEnum):
     COMPRESSED = "COMPRESSED"  # every object on the GPU, span objects in coded form
     PARTIAL_OFFLOAD = "PARTIAL_OFFLOAD"  # some object lives only below the GPU
     FULL_RESTORE = "FULL_RESTORE"  # a restore is in flight
+    APPROXIMATE = "APPROXIMATE"  # computed on an approximate basis; on the GPU, served only to who asked for it
     QUARANTINED = "QUARANTINED"  # an object was found damaged; not served until committed again
     EVICTED = "EVICTED"  # gone; the last version of a life
 
@@ -49,6 +50,7 @@ TRANSITIONS: Final[dict[tuple[State, State], frozenset[Cause]]] = {
     (_S.NEW, _S.COMPRESSED): frozenset({_C.SPLIT}),
     (_S.NEW, _S.PARTIAL_OFFLOAD): frozenset({_C.SPLIT, _C.ADOPT}),
     (_S.NEW, _S.FULL_RESTORE): frozenset({_C.SPLIT}),
+    (_S.NEW, _S.APPROXIMATE): frozenset({_C.COMMIT, _C.SPLIT}),
     (_S.NEW, _S.QUARANTINED): frozenset({_C.SPLIT}),
     (_S.FULL, _S.COMPRESSED): _STEERED,
     (_S.FULL, _S.PARTIAL_OFFLOAD): _OFFLOAD | _DAMAGE,  # damaged on the GPU, whole below
@@ -69,14 +71,17 @@ TRANSITIONS: Final[dict[tuple[State, State], frozenset[Cause]]] = {
     (_S.FULL_RESTORE, _S.COMPRESSED): _RESTORE,
     (_S.FULL_RESTORE, _S.PARTIAL_OFFLOAD): _RESTORE,  # late, failed by the device, or only part of it was wanted
     (_S.FULL_RESTORE, _S.QUARANTINED): _DAMAGE,
+    (_S.APPROXIMATE, _S.QUARANTINED): _DAMAGE,
+    (_S.APPROXIMATE, _S.EVICTED): _LEAVING,  # never coded, never below the GPU
     (_S.QUARANTINED, _S.FULL): _RENEWED,
     (_S.QUARANTINED, _S.COMPRESSED): _RENEWED,
     (_S.QUARANTINED, _S.PARTIAL_OFFLOAD): _RENEWED,
+    (_S.QUARANTINED, _S.APPROXIMATE): _RENEWED,
     (_S.QUARANTINED, _S.EVICTED): _LEAVING,
 }
 
 TERMINAL: Final = frozenset({State.EVICTED})
-SERVED: Final = frozenset({State.FULL, State.COMPRESSED})
+SERVED: Final = frozenset({State.FULL, State.COMPRESSED, State.APPROXIMATE})
 """States a lease may be given in; every other state must pass through a restore or a commit first."""
 
 

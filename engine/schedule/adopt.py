@@ -201,7 +201,7 @@ class Adopter:
                 break
             with ledger.lock:
                 whole = all(h.disk or not h.n_pages for h in node.record.holdings())
-                if whole or node.parent is None or node.record.busy:
+                if whole or node.parent is None or node.record.busy or node.record.approximate:
                     continue
                 node.record.busy = True  # a request that began before `close` may still make room
             try:

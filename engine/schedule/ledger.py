@@ -20,6 +20,7 @@ from engine.consistency.prefix import CauseOf, Checkpoint, PrefixRecord
 from engine.consistency.state import SERVED, Cause, State
 from engine.index.node import Node
 from engine.index.radix import RadixIndex
+from engine.index.space import is_approximate, namespace_of
 from engine.memory.holding import Holding, Tier
 from engine.memory.tiers import Tiers
 from engine.model.objects import BOUNDARY_KINDS, ObjectKind, PrefixLayouts
@@ -102,8 +103,8 @@ class Ledger:
 
     # -- identity ---------------------------------------------------------------------------------------------------
 
-    def _root_record(self, namespace: str) -> PrefixRecord:
-        return PrefixRecord("", "", namespace, 0, 0, 0, self.spec.page_tokens, {})
+    def _root_record(self, space: str) -> PrefixRecord:
+        return PrefixRecord("", "", namespace_of(space), 0, 0, 0, self.spec.page_tokens, {})
 
     def next_life(self) -> int:
         """The wall-clock nanosecond of a birth, made unique and increasing within this engine."""
@@ -162,16 +163,18 @@ class Ledger:
 
     # -- growth -----------------------------------------------------------------------------------------------------
 
-    def append(self, namespace: str, parent: PrefixNode | None, edge: bytes) -> PrefixNode:
+    def append(self, space: str, parent: PrefixNode | None, edge: bytes) -> PrefixNode:
         """A new prefix in state NEW; the caller hangs its holdings on it and moves it on, in the same locked step."""
+        namespace, approximate = namespace_of(space), is_approximate(space)
 
         def make(prefix_id: str, parent_id: str, first_page: int) -> PrefixRecord:
             n_pages = len(edge) // self.index.page_bytes
             return PrefixRecord(
-                prefix_id, parent_id, namespace, self.next_life(), first_page, n_pages, self.spec.page_tokens, {}
-            )
+                prefix_id, parent_id, namespace, self.next_life(), first_page, n_pages, self.spec.page_tokens, {},
+                approximate=approximate,
+            )  # fmt: skip
 
-        node = self.index.append(namespace, parent, edge, make)
+        node = self.index.append(space, parent, edge, make)
         self.nodes[node.record.prefix_id] = node
         self.states[State.NEW] += 1
         return node
@@ -183,7 +186,7 @@ class Ledger:
         def make(prefix_id: str, parent_id: str) -> PrefixRecord:
             return PrefixRecord(
                 prefix_id, parent_id, lower.namespace, self.next_life(), lower.first_page, pages, lower.page_tokens,
-                {kind: holding.cut(0, pages) for kind, holding in lower.spans.items()},
+                {kind: holding.cut(0, pages) for kind, holding in lower.spans.items()}, approximate=lower.approximate,
             )  # fmt: skip
 
         upper = self.index.split(node, pages, make)

@@ -36,8 +36,10 @@ GAP_REASONS = {
     "tier_unavailable": "the tier failed, or its breaker is open",
     "mode_no_disk": "the mode forbids restores from disk",
     "mode_resident_only": "the mode forbids restores",
-    "mode_full_only": "the mode forbids coded KV",
+    "mode_full_only": "the mode forbids coded KV and approximate state",
     "mode_bypass": "the mode forbids any reuse",
+    "weights_changed": "the caller's model is not the one whose state is kept",
+    "load_failed": "the caller could not load what it was granted, and computes it",
 }
 """Why a longest common prefix was not all usable, beside the reasons of the validations."""
 
@@ -54,6 +56,7 @@ class RecoveryPlan:
     times: tuple[int, ...]
     restore_bytes: dict[Tier, int]
     restore_s: float
+    saving_s: float = 0.0
 
     @property
     def ready(self) -> bool:
@@ -116,20 +119,33 @@ class Planner:
         self._page_tokens = spec.page_tokens
         self._pace = pace
         self._replay_tokens = self._whole_pages(spec.replay_tokens)
+        self._window_replay_tokens = self._whole_pages(spec.window_replay_tokens)
         self._replay_possible = config.replay and self._replay_tokens > 0 and not spec.has_recurrent
 
     def _whole_pages(self, tokens: int) -> int:
         """A replay starts at a page boundary: no entry is half built there."""
         return -(-tokens // self._page_tokens) * self._page_tokens
 
-    def outlook(self, match: Match[PrefixRecord], tokens: bytes, mode: Mode, deadline_s: float) -> Outlook:
-        """Weigh the boundaries of a path, deepest first. Under the engine lock."""
+    def outlook(
+        self,
+        match: Match[PrefixRecord],
+        tokens: bytes,
+        mode: Mode,
+        deadline_s: float,
+        *,
+        window_replay: bool = False,
+        approximate: bool = False,
+    ) -> Outlook:
+        """Weigh the boundaries of a path, deepest first. Under the engine lock.
+
+        `window_replay`: the request takes a replay of one window too. `approximate`: the path is of that space.
+        """
         lcp = edge = match.pages * self._page_tokens
         plans: list[RecoveryPlan] = []
         refused: list[Refusal] = []
         best_saving, pace = 0.0, self._pace.tokens_per_s
         reason, weighed, unpaid = "", 0, False
-        for boundary in self._candidates(match, tokens):
+        for boundary in self._candidates(match, tokens, window_replay, approximate):
             if boundary.replay_tokens == 0:
                 lcp = max(lcp, boundary.tokens)
             net_tokens = boundary.tokens - boundary.replay_tokens
@@ -145,7 +161,7 @@ class Planner:
                 continue
             saving = net_tokens / pace - found.plan.restore_s
             if saving > best_saving:
-                best_saving = saving
+                best_saving = found.plan.saving_s = saving
                 plans.insert(0, found.plan)
             else:
                 reason = reason or "restore_slower_than_prefill"
@@ -165,8 +181,10 @@ class Planner:
     def cost(self, boundary: Boundary, restore_bytes: int, restore_s: float) -> Cost:
         return Cost(boundary.tokens, boundary.replay_tokens, restore_bytes, restore_s, self._pace.tokens_per_s)
 
-    def _candidates(self, match: Match[PrefixRecord], tokens: bytes) -> list[Boundary]:
-        """Positions worth a look, by tokens they would save, most first."""
+    def _candidates(
+        self, match: Match[PrefixRecord], tokens: bytes, window_replay: bool, approximate: bool
+    ) -> list[Boundary]:
+        """Positions worth a look, by tokens they would save, most first; of equal ones the exact first."""
         nodes, page_tokens = match.nodes, self._page_tokens
         found: list[Boundary] = []
         depth = len(nodes) if match.last_is_whole else len(nodes) - 1
@@ -189,8 +207,17 @@ class Planner:
                 found.append(Boundary(edge, nodes, match.pages, None, replay_tokens=self._replay_tokens))
             elif not found:
                 found.append(Boundary(edge, nodes, match.pages, None))  # to be refused with its reason
+            if window_replay and self._replay_possible and self._pays_by_window(edge):
+                replay = self._window_replay_tokens
+                found.append(Boundary(edge, nodes, match.pages, None, replay_tokens=replay, approximate=True))
+        if approximate:
+            for boundary in found:
+                boundary.approximate = True
         found.sort(key=lambda b: b.tokens - b.replay_tokens, reverse=True)
         return found
+
+    def _pays_by_window(self, edge: int) -> bool:
+        return self._window_replay_tokens < min(edge, self._replay_tokens)
 
     def _weigh(self, boundary: Boundary, mode: Mode, deadline_s: float) -> Weighed:
         checks, times = self.validate(boundary)
@@ -236,7 +263,7 @@ class Planner:
             return "mode_no_disk"
         if rung >= Mode.RESIDENT_ONLY.rung and needs:
             return "mode_resident_only"
-        if rung >= Mode.FULL_ONLY.rung and any(n.record.coded for n in boundary.nodes):
+        if rung >= Mode.FULL_ONLY.rung and (boundary.approximate or any(n.record.coded for n in boundary.nodes)):
             return "mode_full_only"
         for tier in needs:
             if self._tiers.io[tier].breaker.state is Breaker.OPEN:

@@ -29,6 +29,8 @@ REFUSALS = {
     "gap_before_start": "the state starts past what is held, so what lies before it is missing",
     "other_lineage": "the tree has pages of another run of these tokens, and they are leased, pinned or being copied",
     "lossy_basis": "it was computed from history that was coded with loss",
+    "approximate_needs_whole_state": "it was computed on an approximate basis, and its state does not start at token 0",
+    "weights_changed": "the caller's model is not the one whose state is kept",
     "over_prefix_cap": "more prefixes than the cap allows at all",
     "over_gpu_cap": "more bytes than the cap allows at all",
     "cap_held_by_leases_and_pins": "what is leased or pinned fills the cap",
@@ -86,7 +88,7 @@ class Publisher:
 
     def commit(
         self,
-        namespace: str,
+        space: str,
         tokens: bytes,
         state: NewState | None,
         checkpoints: Iterable[int],
@@ -97,7 +99,8 @@ class Publisher:
         """Admit the whole pages of `tokens` and the checkpoints, or refuse with a reason.
 
         Pages that the tree already has are compared with those of `state` (lineage.py). `lease` is what the state was
-        computed from. Raises `StateMismatch` when the tensors do not fit the model; nothing is kept then.
+        computed from; `space` is the index key (index/space.py). Raises `StateMismatch` when the tensors do not fit the
+        model; nothing is kept then.
         """
         n_tokens = len(tokens) // TOKEN_BYTES
         pages = n_tokens // self._page_tokens
@@ -107,7 +110,7 @@ class Publisher:
         ledger = self._ledger
         start_page = state.start_tokens // self._page_tokens if state is not None else 0
         with ledger.lock:
-            match = ledger.index.match(namespace, tokens)
+            match = ledger.index.match(space, tokens)
             base = match.pages
             if state is not None and state.start_tokens > base * self._page_tokens:
                 return self.refuse("gap_before_start")
@@ -123,10 +126,10 @@ class Publisher:
             other = self._lineage.first_other_page(covered, state) if covered and state is not None else None
             if other is not None:
                 with ledger.lock:
-                    match = ledger.index.match(namespace, tokens)
+                    match = ledger.index.match(space, tokens)
                     if reason := self._lineage.make_way(match, other, hold, cause, span):
                         return self.refuse(reason)
-                    match = ledger.index.match(namespace, tokens)
+                    match = ledger.index.match(space, tokens)
                     base = match.pages
                     stale = self._to_refresh(match.nodes, base, state)
                     new_prefixes = self._new_prefixes(match.nodes, base, pages, positions)
@@ -136,7 +139,7 @@ class Publisher:
             if state is not None:
                 self._write(draft, state)
             with ledger.lock:
-                done = self._publish(namespace, tokens, pages, draft, cause, span)
+                done = self._publish(space, tokens, pages, draft, cause, span)
                 if lease is not None and done.prefix_id:
                     lease.kept = ledger.nodes[done.prefix_id]
                 return done
@@ -244,10 +247,10 @@ class Publisher:
     # -- publication, under the lock --------------------------------------------------------------------------------
 
     def _publish(
-        self, namespace: str, tokens: bytes, pages: int, draft: _Draft, cause: CauseOf, span: SpanContext
+        self, space: str, tokens: bytes, pages: int, draft: _Draft, cause: CauseOf, span: SpanContext
     ) -> CommitResult:
         ledger, page_bytes = self._ledger, self._ledger.index.page_bytes
-        match = ledger.index.match(namespace, tokens)
+        match = ledger.index.match(space, tokens)
         cuts = sorted({b // self._page_tokens for b in draft.blocks} | {pages})
         # A prefix must end wherever a checkpoint or the new pages hang. Every round looks at all of them anew: while it
         # waited for a busy prefix, another commit may have made the match longer.
@@ -256,7 +259,7 @@ class Publisher:
                 return self.refuse(OTHER_LINEAGE)
             if not any(self._cut_at(match.nodes, cut, span) for cut in (*cuts, match.pages) if cut <= match.pages):
                 break
-            match = ledger.index.match(namespace, tokens)
+            match = ledger.index.match(space, tokens)
         self._trim(draft, match.pages)
         self._refresh(draft, cause, span)
         draft.published = True
@@ -266,7 +269,7 @@ class Publisher:
             if cut <= match.pages:
                 continue
             first = parent.last_page if parent is not None else 0
-            node = ledger.append(namespace, parent, tokens[first * page_bytes : cut * page_bytes])
+            node = ledger.append(space, parent, tokens[first * page_bytes : cut * page_bytes])
             self._hang_spans(node, draft, first)
             path.append(node)
             parent = node
@@ -275,7 +278,7 @@ class Publisher:
             ledger.place(node)
             if node.record.state is State.NEW:
                 node.record.refresh()
-                ledger.move(node, State.FULL, cause, parent=span)
+                ledger.move(node, node.record.natural_state, cause, parent=span)
             elif added and not node.record.busy:
                 ledger.settle(node, cause, parent=span)  # a checkpoint computed again may have made it whole
         ledger.touch(path, ledger.clock.monotonic_ns())

@@ -140,6 +140,11 @@ class Room:
             if node in tried:
                 continue
             record = node.record
+            if record.approximate:  # it has no place below the GPU
+                if node.children:
+                    continue
+                ledger.remove(node, cause)
+                return node, False
             held = [h for h in record.holdings() if h.gpu is not None]
             if all(h.below or h.n_pages == 0 for h in held):
                 self._leave_gpu(node, cause)

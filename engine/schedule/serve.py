@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from engine.clock import NS_PER_S
 from engine.config import EngineConfig, Mode
-from engine.consistency.lease import Explanation, Lease, LeaseSource, pin_path, unpin_path
-from engine.consistency.prefix import CauseOf
-from engine.consistency.state import Cause
-from engine.index.radix import TOKEN_BYTES
+from engine.consistency.lease import Explanation, Lease, LeaseSource, lossy, pin_path, unpin_path
+from engine.consistency.prefix import CauseOf, PrefixRecord
+from engine.consistency.state import Cause, State
+from engine.index.radix import TOKEN_BYTES, Match
+from engine.index.space import space_of
 from engine.memory.holding import Bound, Tier
 from engine.model.objects import ObjectKind
 from engine.schedule.ledger import Ledger, PrefixNode
@@ -38,6 +39,8 @@ class _Request:
     span: SpanContext
     start_ns: int
     deadline_ns: int
+    approximate: bool = False  # the caller takes an approximate hit
+    refuse: str = ""  # the caller knows that reuse would be wrong: why
     reason: str = ""
     restored_from: Tier | None = None
     restore_bytes: int = 0
@@ -78,13 +81,24 @@ class Server:
         self._page_tokens = ledger.spec.page_tokens
         self.checkpoint_every_tokens = config.checkpoint_every_tokens
 
-    def acquire(self, namespace: str, tokens: bytes, mode: Mode, deadline_s: float, parent: SpanContext) -> Lease:
+    def acquire(
+        self,
+        namespace: str,
+        tokens: bytes,
+        mode: Mode,
+        deadline_s: float,
+        parent: SpanContext,
+        *,
+        approximate: bool = False,
+        refuse: str = "",
+    ) -> Lease:
         """A lease in every case; a miss is a lease of no tokens. Waits for restores no longer than the deadline."""
         ledger = self._ledger
         start_ns = ledger.clock.monotonic_ns()
         request = _Request(
-            namespace, tokens, mode, parent, new_span(parent), start_ns, deadline_after(start_ns, deadline_s)
-        )
+            namespace, tokens, mode, parent, new_span(parent), start_ns, deadline_after(start_ns, deadline_s),
+            approximate, refuse,
+        )  # fmt: skip
         try:
             for attempt in range(_ATTEMPTS):
                 with ledger.lock:
@@ -111,10 +125,28 @@ class Server:
 
     def _outlook(self, request: _Request, *, last: bool) -> Outlook:
         match = self._ledger.index.match(request.namespace, request.tokens)
-        if request.mode is Mode.BYPASS:
-            return Outlook(match, match.pages * self._page_tokens, [], [], "mode_bypass")
+        if request.mode is Mode.BYPASS or request.refuse:
+            return Outlook(match, match.pages * self._page_tokens, [], [], request.refuse or "mode_bypass")
         left_ns = 0 if last else max(0, request.deadline_ns - self._ledger.clock.monotonic_ns())
-        return self._planner.outlook(match, request.tokens, request.mode, left_ns / NS_PER_S)
+        left_s = left_ns / NS_PER_S
+        if request.approximate:
+            return self._either_outlook(match, request, left_s)
+        return self._planner.outlook(match, request.tokens, request.mode, left_s)
+
+    def _either_outlook(self, match: Match[PrefixRecord], request: _Request, left_s: float) -> Outlook:
+        """The caller takes an approximate hit: the better of the exact and the approximate space, and of equal ones
+        the exact."""
+        tokens, mode = request.tokens, request.mode
+        exact = self._planner.outlook(match, tokens, mode, left_s, window_replay=True)
+        space = self._ledger.index.match(space_of(request.namespace, approximate=True), tokens)
+        if not space.pages:
+            return exact
+        other = self._planner.outlook(space, tokens, mode, left_s, window_replay=True, approximate=True)
+        gained = other.plans[0].saving_s if other.plans else 0.0
+        better = other if gained > (exact.plans[0].saving_s if exact.plans else 0.0) else exact
+        better.lcp_tokens = max(exact.lcp_tokens, other.lcp_tokens)
+        better.refused = [*exact.refused, *other.refused]
+        return better
 
     # -- recovery ---------------------------------------------------------------------------------------------------
 
@@ -199,11 +231,12 @@ class Server:
         gap = "none" if usable == lcp and lcp else ("new_content" if not lcp else request.reason or "no_checkpoint")
         spans, blocks = self._bind(boundary) if boundary is not None else ({}, {})
         last = boundary.nodes[-1].record if boundary is not None else None
+        approximate = boundary is not None and (boundary.approximate or (request.approximate and lossy(spans)))
         explanation = Explanation(
             outcome=outcome,
-            reason=gap,
+            reason=request.refuse or gap,
             prefix_id=boundary.prefix_id if boundary is not None else "",
-            state=str(last.state) if last is not None else "",
+            state="" if last is None else str(State.APPROXIMATE if approximate else last.state),
             tier="" if boundary is None else str(request.restored_from or Tier.GPU),
             codec=_codec(spans),
             mode=str(request.mode),
@@ -226,6 +259,7 @@ class Server:
             pages=boundary.pages if boundary is not None else 0,
             spans=spans,
             blocks=blocks,
+            approximate=approximate,
         )
 
     def _bind(self, boundary: Boundary) -> tuple[dict[ObjectKind, list[Bound]], dict[ObjectKind, Bound]]:
@@ -290,6 +324,7 @@ class Server:
             "kvcache.replay_tokens", lease.replay_tokens,
             "gen_ai.usage.cache_read.input_tokens", lease.usable_tokens - lease.replay_tokens,
             "kvcache.outcome", why.outcome, "kvcache.reason", why.reason, "kvcache.mode", why.mode,
+            "kvcache.basis", "approximate" if lease.approximate else "exact",
         )  # fmt: skip
         if lease.usable_tokens:
             attributes += ("kvcache.prefix.id", why.prefix_id, "kvcache.state", why.state, "kvcache.tier", why.tier)

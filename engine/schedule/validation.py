@@ -75,6 +75,7 @@ REASONS = {
     "window_missing": "no window was captured at exactly this position",
     "recurrent_missing": "no recurrent state was captured at exactly this position",
     "replay_rebuilds": "an exact replay of the last tokens rebuilds it",
+    "replay_approximates": "a replay of one window rebuilds it approximately, as the caller asked for",
     "indexer_missing": "some pages have no indexer entries",
     "indexer_behind": "indexer entries were built from another version of the KV",
     "needs_restore": "an object lies below the GPU and is to be restored",
@@ -94,12 +95,17 @@ class Boundary:
     checkpoint: Checkpoint | None
     replay_tokens: int = 0
     restored: bool = False
-    final: bool = False  # recovery is over: an exact replay is now the caller's part and counts as a pass
+    final: bool = False  # recovery is over: a replay is now the caller's part and counts as a pass
+    approximate: bool = False  # what a hit here gives is not what an uninterrupted run would have
 
     @property
     def prefix_id(self) -> str:
         """The prefix (tree node) the boundary hangs on; a checkpoint past it has an id of its own."""
         return self.nodes[-1].record.prefix_id
+
+    @property
+    def replay_reason(self) -> str:
+        return "replay_approximates" if self.approximate else "replay_rebuilds"
 
 
 class Validator:
@@ -148,11 +154,11 @@ class Validator:
         if self._layouts.tail.empty:
             return Check(name, kind, Verdict.NOT_APPLICABLE, "not_in_model")
         if boundary.replay_tokens:
-            return Check(name, kind, Verdict.PASS if boundary.final else Verdict.REPAIRABLE, "replay_rebuilds")
+            return Check(name, kind, Verdict.PASS if boundary.final else Verdict.REPAIRABLE, boundary.replay_reason)
         return self._block(name, kind, boundary, self._layouts.tail_is_empty(boundary.tokens), "tail_missing")
 
     def window_fresh(self, boundary: Boundary) -> Check:
-        """A window (and a recurrent state, the same sort of object) that ends at exactly b, or an exact replay."""
+        """A window (and a recurrent state, the same sort of object) that ends at exactly b, or a replay."""
         kind, name = ObjectKind.SWA_WINDOW, Validation.WINDOW_FRESH
         if not self._layouts.recurrent.empty:
             check = self._block(name, ObjectKind.RECURRENT_STATE, boundary, False, "recurrent_missing")
@@ -161,7 +167,7 @@ class Validator:
         if self._layouts.window.empty:
             return Check(name, kind, Verdict.NOT_APPLICABLE, "not_in_model")
         if boundary.replay_tokens:
-            return Check(name, kind, Verdict.PASS if boundary.final else Verdict.REPAIRABLE, "replay_rebuilds")
+            return Check(name, kind, Verdict.PASS if boundary.final else Verdict.REPAIRABLE, boundary.replay_reason)
         return self._block(name, kind, boundary, False, "window_missing")
 
     def indexer_synced(self, boundary: Boundary) -> Check:

@@ -183,6 +183,7 @@ def transition_attributes(step: Transition) -> dict[str, Any]:
         "kvcache.version": step.version,
         "kvcache.state.from": str(step.before),
         "kvcache.state.to": str(step.after),
+        "kvcache.basis": "approximate" if step.approximate else "exact",
         "kvcache.cause": str(cause.cause),
         "kvcache.reason": cause.reason or "none",
         "kvcache.tokens": step.tokens,
