@@ -278,7 +278,8 @@ class Publisher:
             ledger.place(node)
             if node.record.state is State.NEW:
                 node.record.refresh()
-                ledger.move(node, node.record.natural_state, cause, parent=span)
+                after = State.APPROXIMATE if node.record.approximate else State.FULL
+                ledger.move(node, after, cause, parent=span)
             elif added and not node.record.busy:
                 ledger.settle(node, cause, parent=span)  # a checkpoint computed again may have made it whole
         ledger.touch(path, ledger.clock.monotonic_ns())
