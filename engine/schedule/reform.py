@@ -165,14 +165,14 @@ class Reformer:
                 return Reformed(refused="unknown_prefix")
             if not ledger.may_leave(node):
                 return Reformed(refused="leased")
-            if not any(h.gpu is not None for h in node.record.holdings()):
+            if not _on_gpu(node):
                 return Reformed(refused="not_on_gpu")
             node.record.busy = True
             before = self._tiers.gpu.live_bytes
         self._room.offload_busy(node, tier, cause)
         with ledger.lock:
             freed = before - self._tiers.gpu.live_bytes
-            kept = any(h.gpu is not None for h in node.record.holdings()) if node.parent is not None else False
+            kept = node.parent is not None and _on_gpu(node)
         return Reformed(refused="no_room_below") if kept else Reformed(moved_bytes=max(0, freed))
 
     # -- compaction -------------------------------------------------------------------------------------------------
@@ -275,3 +275,8 @@ class Reformer:
             failed = f"{damaged} damaged objects" if damaged else ""
             ledger.ring.request("kvcache.scrub", new_span(parent), parent, start_ns, now_ns, attributes, failed)
         return objects, n_bytes, damaged
+
+
+def _on_gpu(node: PrefixNode) -> bool:
+    """Some object with bytes is there; what is empty by layout is nowhere."""
+    return any(h.gpu is not None and h.n_pages for h in node.record.holdings())

@@ -267,3 +267,15 @@ def test_a_closed_engine_takes_no_more_work(make_rig, tmp_path):
     with pytest.raises(EngineError):
         rig.command("evict", prefix_ids=rig.ids)
     assert rig.files() == files  # the folder may be another engine's by now
+
+
+def test_an_offload_of_a_prefix_whose_tail_is_empty_is_told_as_done(make_rig):
+    """A tail that is empty by layout has no bytes to move, so nothing of it is left behind."""
+    rig = make_rig("small-gpt-oss", host_bytes=1 << 20)
+    tokens = prompt(2 * rig.page)
+    rig.commit(tokens)
+    done = rig.command("offload", prefix_ids=rig.ids, tier="host")
+    assert (done.status, done.outcome["offloaded"]) == ("succeeded", 1)
+    assert done.outcome["bytes"] > 0
+    again = rig.command("offload", prefix_ids=rig.ids, tier="host")
+    assert again.outcome["refused"][0]["reason"] == "not_on_gpu"
