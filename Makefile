@@ -36,7 +36,7 @@ contracts: $(STAMP)
 	@echo "import contracts"; $(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 
 bench: $(STAMP)  ## the benchmarks; each prints one table
-	@$(BIN)/python -m benchmarks.bookkeeping $(ARGS)
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 .PHONY: browser postgres
 postgres:

@@ -1,0 +1,50 @@
+"""All benchmarks, one after another: `python -m benchmarks`, which is what `make bench` runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TRACE = "mooncake_conversation.jsonl"
+
+
+def plan(a: argparse.Namespace) -> list[tuple[str, ...]]:
+    """The commands; what needs files that are not here is left out with a sentence."""
+    todo: list[tuple[str, ...]] = []
+    trace = a.traces / TRACE
+    if trace.is_file():
+        peers = ("--peers", str(a.peers), "--peer-python", str(a.peer_python)) if a.peers and a.peer_python else ()
+        todo.append(("benchmarks.bookkeeping", "--trace", str(trace), *peers))
+    else:
+        print(f"bookkeeping is left out: no {trace}; name the folder of the published traces with --traces")
+    todo += [("benchmarks.telemetry",), ("benchmarks.restore",), ("benchmarks.memory",), ("benchmarks.generation",)]
+    return todo
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--traces", type=Path, default=ROOT.parent / "shared" / "traces")
+    parser.add_argument("--peers", type=Path, help="folder of the peers' drivers (bench_sglang.py)")
+    parser.add_argument("--peer-python", type=Path, help="python of the environment that has the peers")
+    a = parser.parse_args()
+    failed = []
+    for command in plan(a):
+        started = time.monotonic()
+        print(f"\n== {command[0]} ==", flush=True)
+        done = subprocess.run(
+            [sys.executable, "-m", *command], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False
+        )
+        print(f"({time.monotonic() - started:.0f} s)", flush=True)
+        if done.returncode:
+            failed.append(command[0])
+    if failed:
+        raise SystemExit(f"did not end well: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
