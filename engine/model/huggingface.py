@@ -205,7 +205,7 @@ def default_page_tokens(layers: Sequence[Layer]) -> int:
 
 
 def dtype_name(dtype: Any) -> str:
-    """ "bfloat16" for torch.bfloat16, "torch.bfloat16" or "bfloat16"; float32 when nothing is said."""
+    """`bfloat16` for torch.bfloat16, "torch.bfloat16" or "bfloat16"; float32 when nothing is said."""
     return "float32" if dtype is None else str(dtype).removeprefix("torch.")
 
 

@@ -153,6 +153,7 @@ class PrefixCache:
         try:
             self._compute(prefill)
             if prefill.computed_tokens:
+                self.engine.report_prefill(prefill.computed_tokens, prefill.timings.model_s)
                 self._commit_new(prefill)
         except BaseException:
             prefill.release()
@@ -190,7 +191,8 @@ class PrefixCache:
                     namespace=namespace,
                     deadline_s=deadline_s,
                     traceparent=traceparent,
-                    **_extra(approximate, refuse or ("load_failed" if attempt == _LOAD_ATTEMPTS - 1 else "")),
+                    approximate=approximate,
+                    refuse=refuse or ("load_failed" if attempt == _LOAD_ATTEMPTS - 1 else ""),
                 )
             try:
                 with timings.measure("load_s"):
@@ -264,7 +266,7 @@ class PrefixCache:
         the lease did not read are compared again, as another run may have taken their place."""
         end = prefill.position
         with prefill.timings.measure("capture_s"):
-            start = 0 if getattr(prefill.lease, "approximate", False) else prefill.start_tokens
+            start = 0 if prefill.lease.approximate else prefill.start_tokens
             state = NewState(
                 start_tokens=start,
                 end_tokens=end,
@@ -277,22 +279,13 @@ class PrefixCache:
         return result
 
     def _model_changed(self) -> str:
-        """ "weights_changed" when the model is no longer the one that was attached: nothing kept may then be used."""
+        """`weights_changed` when the model is no longer the one that was attached: nothing kept may then be used."""
         with self._watch_lock:
             if self.model.training:
                 raise ModelMismatch("the model was put in training mode; call model.eval() first")
             if self._watch.changed():
                 self._now = weights_revision(self.model)
             return "" if self._now == self._weights else "weights_changed"
-
-
-def _extra(approximate: bool, refuse: str) -> dict[str, Any]:
-    x: dict[str, Any] = {}
-    if approximate:
-        x["approximate"] = True
-    if refuse:
-        x["refuse"] = refuse
-    return x
 
 
 def as_prompt(tokens: Any) -> TokenArray:

@@ -12,7 +12,7 @@ _SAMPLES = 8
 
 
 def weights_revision(model: Any) -> str:
-    """ "weights-" and 32 hex digits over the name, dtype, shape and bytes of every parameter and buffer.
+    """`weights-` and 32 hex digits over the name, dtype, shape and bytes of every parameter and buffer.
 
     Adapters hang on the model as parameters, so they are part of it; which of them is active is too. A full pass over
     the weights: about a second for a few gigabytes.
