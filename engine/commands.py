@@ -12,7 +12,7 @@ from typing import Any
 from engine.clock import NS_PER_S
 from engine.consistency.prefix import CauseOf
 from engine.consistency.state import Cause
-from engine.errors import EngineError
+from engine.errors import EngineClosed, EngineError
 from engine.memory.holding import Tier
 from engine.schedule.ledger import Ledger, PrefixNode
 from engine.schedule.queues import Form, FormQueues, QueueFull
@@ -23,6 +23,8 @@ from engine.telemetry.ring import SpanContext, new_span, parse_traceparent
 Progress = Callable[[dict[str, Any]], None]
 MAX_PAGES = 1 << 20
 SCRUB_BYTES = 1 << 30
+SCRUB_STEP_BYTES = 8 << 20
+SCRUB_STEP_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,7 @@ class Commands:
         reformer: Reformer,
         codec: Callable[[], str],
         timeout_s: float,
+        scrub_bytes_per_s: float,
     ) -> None:
         self._ledger = ledger
         self._queues = queues
@@ -70,6 +73,8 @@ class Commands:
         self._reformer = reformer
         self._codec = codec
         self._timeout_s = timeout_s
+        self._scrub_bytes_per_s = scrub_bytes_per_s
+        self._closing = Event()
         self._kinds: dict[str, Callable[[CommandRequest, CauseOf, SpanContext, Progress], dict[str, Any]]] = {
             "evict": self._evict, "warm": self._warm, "restore": self._warm, "pin": self._pin, "unpin": self._unpin,
             "compress": self._compress, "offload": self._offload, "compact": self._compact, "scrub": self._scrub,
@@ -290,9 +295,31 @@ class Commands:
         return {"pages": pages, "bytes": moved, "slabs_freed": slabs}
 
     def _scrub(self, request: CommandRequest, cause: CauseOf, span: SpanContext, progress: Progress) -> dict[str, Any]:
+        """Prove what is on disk, `bytes_per_s` of it a second: step by step, so that restores go on in between. An
+        object is read at once, whatever its size."""
         limit = int(request.arguments.get("max_bytes") or SCRUB_BYTES)
-        objects, n_bytes, damaged = self._run(Form.OFFLOADED, lambda: self._reformer.scrub(limit, span))
-        return {"objects": objects, "bytes": n_bytes, "damaged": damaged}
+        rate = float(request.arguments.get("bytes_per_s") or self._scrub_bytes_per_s)
+        if not rate > 0:
+            raise BadCommand(f"bytes_per_s is {rate!r}; it must be above 0")
+        step_bytes = max(1, min(SCRUB_STEP_BYTES, int(rate * SCRUB_STEP_S)))
+        scrub = self._reformer.begin_scrub(limit, span)
+        try:
+            while True:
+                read = self._run(Form.OFFLOADED, lambda: self._reformer.scrub_step(scrub, step_bytes))
+                progress({"done": scrub.objects, "of": scrub.objects + len(scrub.todo), "bytes": scrub.n_bytes})
+                if scrub.over:
+                    break
+                if self._closing.wait(read / rate):
+                    scrub.failure = EngineClosed.code
+                    break
+        finally:
+            self._reformer.end_scrub(scrub)
+        found: dict[str, Any] = {"objects": scrub.objects, "bytes": scrub.n_bytes, "damaged": scrub.damaged}
+        return {**found, "failed": [{"reason": scrub.failure}]} if scrub.failure else found
+
+    def close(self) -> None:
+        """Long commands end at their next step."""
+        self._closing.set()
 
     def _run(self, form: Form, work: Callable[[], Any]) -> Any:
         future: Future[Any] = self._queues[form].submit(work)

@@ -62,6 +62,7 @@ class EngineConfig:
     restore_timeout_s: float = 5.0
     persist_s: float = 30.0  # how long `close` may write prefixes to disk, newest first
     prefill_tokens_per_s: float = 20_000.0
+    scrub_bytes_per_s: float = 64e6  # how fast a scrub reads the disk, unless the command says otherwise
     queue_bound: int = 64
     ring_capacity: int = 65_536
     spans: bool = True
@@ -74,7 +75,7 @@ class EngineConfig:
         if self.slab_bytes is not None:
             self._positive("slab_bytes")
         self._not_negative("host_bytes", "disk_bytes", "checkpoint_every_tokens")
-        for name in ("lease_s", "restore_timeout_s", "persist_s", "prefill_tokens_per_s"):
+        for name in ("lease_s", "restore_timeout_s", "persist_s", "prefill_tokens_per_s", "scrub_bytes_per_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be above 0")
         for name in ("max_logit_error", "max_kl"):

@@ -27,6 +27,7 @@ from engine.desired import parse_desired
 from engine.errors import ConfigError, CorruptObject, EngineClosed, EngineError, StateMismatch
 from engine.index.radix import TOKEN_BYTES
 from engine.index.space import space_of
+from engine.memory.faults import Faults, FaultyClock
 from engine.memory.tiers import Tiers
 from engine.model.objects import ObjectKind, layouts_of
 from engine.model.spec import ModelSpec
@@ -60,8 +61,9 @@ REFUSE = ("weights_changed", "load_failed")
 class CacheEngine:
     """One engine, one model, one data folder. Thread-safe.
 
-    Raises `ConfigError`, `FolderLocked` or OSError at construction; nothing is left running then. Use as a context
-    manager, or call `close`: it keeps what fits on disk for the next start.
+    Raises `ConfigError`, `FolderLocked`, `TierUnavailable` or OSError at construction; nothing is left running then.
+    Use as a context manager, or call `close`: it keeps what fits on disk for the next start. `faults` makes things go
+    wrong on purpose (engine/memory/faults.py); spans and stats say so, and nothing but this argument can do it.
     """
 
     def __init__(
@@ -74,17 +76,22 @@ class CacheEngine:
         resource: Resource | None = None,
         boot_id: str | None = None,
         clock: Clock | None = None,
+        faults: Faults | None = None,
     ) -> None:
         self.spec = spec
         self.config = config
         self.id = config.engine_id
         self.boot_id = boot_id or uuid.uuid4().hex  # one given: the exporters already speak under it
         clock = clock or SystemClock()
+        self._faults = faults
+        if faults is not None:
+            clock = FaultyClock(clock, faults)
         layouts = layouts_of(spec)
         tiers = Tiers(
             layouts, clock, device=config.device, gpu_bytes=config.gpu_bytes, host_bytes=config.host_bytes,
             disk_bytes=config.disk_bytes, data_dir=config.data_dir, slab_bytes=config.slab_bytes,
             materialise=config.materialise, code_compressed=config.code_compressed,
+            io_limit_s=config.restore_timeout_s, faults=faults,
         )  # fmt: skip
         self._ring = Ring(config.ring_capacity, enabled=config.spans)
         self._ledger = Ledger(spec, layouts, tiers, self._ring, clock, config.caps, config.lease_s)
@@ -95,7 +102,7 @@ class CacheEngine:
         self._codec = config.codec
         self._closed = False
         room = Room(self._ledger, config)
-        self._queues = FormQueues(config.queue_bound, clock)
+        self._queues = FormQueues(config.queue_bound, clock, faults.worker_takes if faults is not None else None)
         recovery = self._recovery = Recovery(self._ledger, room)
         validator = Validator(spec, layouts, sealed_on_commit=tiers.sealed_on_commit)
         self._pace = PrefillPace(config.prefill_tokens_per_s)
@@ -105,10 +112,14 @@ class CacheEngine:
         self._quality = QualityGate(self._ledger, config)
         self._reformer = Reformer(self._ledger, room, self._quality)
         self._commands = Commands(
-            self._ledger, self._queues, recovery, self._reformer, lambda: self._codec, config.restore_timeout_s
-        )
+            self._ledger, self._queues, recovery, self._reformer, lambda: self._codec, config.restore_timeout_s,
+            config.scrub_bytes_per_s,
+        )  # fmt: skip
         self._adopter = Adopter(self._ledger, room)
-        self._pump = Pump(self._ring, span_processors, resource or self._resource(), clock) if config.spans else None
+        resource = resource or self._resource()
+        if faults is not None:
+            resource = resource.merge(Resource({"kvdeck.faults.armed": len(faults.plan)}))
+        self._pump = Pump(self._ring, span_processors, resource, clock) if config.spans else None
         if meter_provider is not None:
             EngineMetrics(meter_provider, self._ledger, self._queues, lambda: self._mode, self._quality.tally)
         try:
@@ -323,6 +334,7 @@ class CacheEngine:
         if self._closed:
             return
         self._closed = True
+        self._commands.close()
         self._queues.close()
         with self._ledger.lock:
             for lease in self._ledger.leases.live():
@@ -338,8 +350,7 @@ class CacheEngine:
     def _let_go(self) -> None:
         if self._pump is not None:
             self._pump.close()
-        if self._tiers.disk is not None:
-            self._tiers.disk.close()
+        self._tiers.close()
 
     def __enter__(self) -> CacheEngine:
         return self
@@ -350,8 +361,9 @@ class CacheEngine:
     # -- figures ----------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Counters and occupancy (wire.md, section 3)."""
-        return report.stats(self._ledger, self._queues, self._pace)
+        """Counters and occupancy (wire.md, section 3); `faults` only while some are handed over."""
+        found = report.stats(self._ledger, self._queues, self._pace)
+        return found if self._faults is None else {**found, "faults": self._faults.summary()}
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Every prefix held, at its newest version."""

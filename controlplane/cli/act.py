@@ -183,6 +183,7 @@ def compact(
 def scrub(
     engine: EngineOption = "",
     max_bytes: Annotated[str, typer.Option(help="Read at most this much: 512MiB, 4G.")] = "1GiB",
+    bytes_per_s: Annotated[str, typer.Option(help="How fast: 20MiB, 1G. Default: the engine's own rate.")] = "",
     reason: Reason = "scrubbed by hand",
     wait: Wait = True,
     expires: ExpiresIn = "5m",
@@ -194,6 +195,8 @@ def scrub(
     """Read stored objects and compare their checksums; what is damaged is quarantined."""
     with connect(url, token, data_dir) as client:
         arguments = {"max_bytes": parse_bytes(max_bytes)}
+        if bytes_per_s:
+            arguments["bytes_per_s"] = parse_bytes(bytes_per_s)
         asked = Asked(kind="scrub", arguments=arguments, reason=reason, expires=expires, wait=wait, as_json=as_json)
         send(client, choose_engine(client, engine), asked)
 

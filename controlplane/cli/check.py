@@ -60,22 +60,22 @@ def _check_objects(folder: Path, *, fix: bool) -> dict[str, Any]:
             except CorruptObject as error:
                 damaged.append({"file": name, "why": str(error)})
                 if fix:
-                    disk.quarantine(_file(name))
+                    disk.quarantine(_file(name, str(error)))
     finally:
-        disk.close()
+        disk.let_go()
     return {"objects": objects, "bytes": n_bytes, "damaged": damaged, "fixed": fix and bool(damaged)}
 
 
 def _prove(disk: DiskTier, name: str) -> None:
     from engine.memory.diskfile import prove_pages
 
-    prove_pages(disk.read(_file(name)), name)
+    prove_pages(disk.read(_file(name, "")), name)
 
 
-def _file(name: str) -> Any:
+def _file(name: str, damage: str) -> Any:
     from engine.memory.disk import DiskFile
 
-    return DiskFile(name=name, file_bytes=0, n_pages=0, live_pages=0)
+    return DiskFile(name=name, file_bytes=0, n_pages=0, live_pages=0, damage=damage)
 
 
 def _check_database(data_dir: Path) -> Iterator[str]:

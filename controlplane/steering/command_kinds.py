@@ -69,7 +69,9 @@ KINDS: Mapping[str, Kind] = {
     "offload": Kind(required={"prefix_ids": _prefix_ids, "tier": _tier}, optional={}),
     "restore": Kind(required={"prefix_ids": _prefix_ids}, optional={}),
     "compact": Kind(required={}, optional={"max_pages": (_amount(1 << 32), 4096)}),
-    "scrub": Kind(required={}, optional={"max_bytes": (_amount(1 << 50), 1 << 30)}),
+    "scrub": Kind(
+        required={}, optional={"max_bytes": (_amount(1 << 50), 1 << 30), "bytes_per_s": (_amount(1 << 40), None)}
+    ),
 }
 
 

@@ -1,39 +1,52 @@
 """The disk tier: one file a stored object in one folder that one engine owns.
 
 Published by write to a temporary name, fsync, rename, fsync of the folder: a crash leaves a whole file or none. Files
-hold token ids, so the folder is private (mode 0700). Damaged files move to `quarantine/`, which is bounded.
+hold token ids, so the folder is private (mode 0700). Damaged files move to `quarantine/`, which is bounded. What could
+not be deleted is remembered, counts against the quota, and is tried again.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from threading import Lock
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.clock import Clock, SystemClock
 from engine.errors import CorruptObject, FolderLocked, TierUnavailable
 from engine.memory import diskfile
 from engine.memory.checksum import PageSums
+from engine.memory.device import Device, SystemDevice
 from engine.memory.diskfile import ObjectHeader, StoredObject
+from engine.memory.lane import Overdue
+from engine.memory.quarantine import QUARANTINE_SHARE, Quarantine
+from engine.memory.transfer import Transfer
 
-QUARANTINE_FILES = 64
+T = TypeVar("T")
 
 
 @dataclass(eq=False, slots=True)
 class DiskFile:
-    """A published file. `live_pages` counts pages that some prefix still refers to; at 0 the file goes."""
+    """A published file. `live_pages` counts pages that some prefix still refers to; at 0 the file goes.
+
+    `damage` is what was found wrong with it, in words.
+    """
 
     name: str
     file_bytes: int
     n_pages: int
     live_pages: int
     generation: int = 0
+    damage: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +62,28 @@ class DiskTier:
     Raises `FolderLocked` if another engine holds the folder (an OS lock that dies with its process).
     """
 
-    def __init__(self, folder: Path, quota_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        quota_bytes: int,
+        *,
+        device: Device | None = None,
+        clock: Clock | None = None,
+        io: Transfer | None = None,
+    ) -> None:
         self.folder = folder
         self.quota_bytes = quota_bytes
         self.used_bytes = 0
+        self.leaving_bytes = 0  # of files that are forgotten and still there
+        self._device = device or SystemDevice()
+        self._clock = clock or SystemClock()
+        self._io = io or Transfer("disk", self._clock)
         self._objects = folder / "objects"
-        self._quarantine = folder / "quarantine"
-        for path in (folder, self._objects, self._quarantine):
+        for path in (folder, self._objects, folder / "quarantine"):
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(0o700)
-        self._lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        self._quarantine = Quarantine(folder / "quarantine", quota_bytes // QUARANTINE_SHARE, self._device)
+        self._lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -68,10 +93,18 @@ class DiskTier:
             ) from error
         self.closed = False
         self._serial = 0
+        self._books = Lock()
+        self._leaving: dict[str, int] = {}
+        self.leftovers: deque[Path] = deque()  # what a failed or late publication could not delete
+        self._underway: set[str] = set()  # names that are being published: not in the books yet
         self.files: dict[str, DiskFile] = {}
 
     def close(self) -> None:
-        """Let go of the folder. Nothing in it is touched after this: it may be another engine's."""
+        """Nothing in the folder is written after this. `let_go` gives it to others."""
+        self.closed = True
+
+    def let_go(self) -> None:
+        """Unlock the folder: it may be another engine's from now on. Only when no call to the device is out."""
         self.closed = True
         os.close(self._lock_fd)
 
@@ -79,7 +112,7 @@ class DiskTier:
 
     def reserve(self, n_bytes: int) -> bool:
         """Count `n_bytes` against the quota before they are written. False: no room, evict first."""
-        if self.used_bytes + n_bytes > self.quota_bytes:
+        if self.used_bytes + self.leaving_bytes + n_bytes > self.quota_bytes:
             return False
         self.used_bytes += n_bytes
         return True
@@ -88,38 +121,65 @@ class DiskTier:
         self.used_bytes -= n_bytes
 
     def next_name(self, header: ObjectHeader) -> str:
-        """A name no other file has; called under the engine lock."""
-        self._serial += 1
-        return f"{_stem(header)}{self._serial}.safetensors"
+        """A name no other file has, whatever the wall clock does; called under the engine lock."""
+        while True:
+            self._serial += 1
+            name = f"{_stem(header)}{self._serial}.safetensors"
+            if name not in self.files and name not in self._underway:
+                return name
 
     def publish(
         self, name: str, header: ObjectHeader, pages: torch.Tensor, sums: PageSums, tokens: npt.NDArray[np.int32]
     ) -> DiskFile:
         """Write one object so that it is wholly there or not at all; `sync_folder` makes it survive a power cut.
 
-        Raises OSError (ENOSPC, EIO, ...) with nothing left behind.
+        `record` or `discard` follows. Raises OSError (ENOSPC, EIO, ...) with nothing left behind.
         """
-        if self.closed:
-            raise TierUnavailable(f"{self.folder}: this engine has let go of its folder; build a new one")
+        self._check_open()
         target = self._objects / name
         temporary = target.with_suffix(".tmp")
+        self._underway.add(name)
         try:
-            with open(temporary, "wb", buffering=0) as file:
-                size = _write_all(file.fileno(), diskfile.encode(header, pages, sums, tokens))
-                os.fsync(file.fileno())
-            os.rename(temporary, target)
-        except OSError:
-            temporary.unlink(missing_ok=True)
+            size = self._write(temporary, diskfile.encode(header, pages, sums, tokens))
+            self._check_open()  # a write that came back after the end must not become an object
+            self._device.rename(temporary, target)
+        except BaseException:
+            self._delete(temporary)
+            self._underway.discard(name)
             raise
         return DiskFile(name=name, file_bytes=size, n_pages=header.n_pages, live_pages=header.n_pages)
 
+    def _write(self, path: Path, buffers: list[bytes | memoryview]) -> int:
+        fd = self._device.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            total = 0
+            for buffer in buffers:
+                left = memoryview(buffer)
+                total += len(left)
+                while left:
+                    left = left[self._device.write(fd, left) :]
+            self._device.sync(fd)
+        finally:
+            self._device.close(fd)
+        return total
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise TierUnavailable(f"{self.folder}: this engine has let go of its folder; build a new one")
+
+    def record(self, file: DiskFile) -> None:
+        """Count a published file as there; its bytes were reserved before."""
+        self.files[file.name] = file
+        self._underway.discard(file.name)
+
+    def discard(self, file: DiskFile) -> None:
+        """Delete a file that was published for nobody: who asked for it has gone."""
+        self._delete(self.path(file))
+        self._underway.discard(file.name)
+
     def sync_folder(self) -> None:
         """Make the names of what was published last. Once for several objects: it is half of the cost of writing."""
-        fd = os.open(self._objects, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        self._device.sync_folder(self._objects)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -128,24 +188,44 @@ class DiskTier:
 
     def read(self, file: DiskFile) -> StoredObject:
         """The whole object, every checksum compared. Raises `CorruptObject`, or OSError from the device."""
-        path = self.path(file)
         try:
-            with open(path, "rb", buffering=0) as handle:
-                size = os.fstat(handle.fileno()).st_size
-                raw = np.empty(size, dtype=np.uint8)
-                view, done = raw.data, 0
-                while done < size:
-                    n = handle.readinto(view[done:])
-                    if not n:
-                        raise CorruptObject(f"{file.name}: it ended after {done:,} of {size:,} bytes")
-                    done += n
+            fd = self._device.open(self.path(file), os.O_RDONLY)
         except FileNotFoundError as error:
             raise CorruptObject(
                 f"{file.name}: the file is gone; something other than this engine removed it"
             ) from error
+        try:
+            raw = np.empty(self._device.size(fd), dtype=np.uint8)
+            self._fill(fd, raw.data, 0, file.name)
+        finally:
+            self._device.close(fd)
         stored = diskfile.decode(raw, file.name)
         _check_name(file.name, stored.header)
         return stored
+
+    def _fill(self, fd: int, view: memoryview, offset: int, name: str) -> None:
+        done = 0
+        while done < len(view):
+            n = self._device.read(fd, view[done:], offset + done)
+            if not n:
+                raise CorruptObject(f"{name}: it ended after {offset + done:,} of {offset + len(view):,} bytes")
+            done += n
+
+    def _read_identity(self, name: str, size: int) -> tuple[ObjectHeader, npt.NDArray[np.int32]]:
+        fd = self._device.open(self._objects / name, os.O_RDONLY)
+        try:
+            head = bytearray(min(size, 8))
+            self._fill(fd, memoryview(head), 0, name)
+            length = int.from_bytes(head, "little") if len(head) == 8 else 0
+            head += bytes(min(length, diskfile.HEADER_LIMIT_BYTES, size - len(head)))
+            self._fill(fd, memoryview(head)[8:], 8, name)
+            metadata, entries, start = diskfile.parse_header(bytes(head), size, name)
+            first, last = entries["tokens"]["data_offsets"]
+            data = bytearray(last - first)
+            self._fill(fd, memoryview(data), start + first, name)
+            return diskfile.decode_identity(metadata, entries, bytes(data), name)
+        finally:
+            self._device.close(fd)
 
     # -- removing ---------------------------------------------------------------------------------------------------
 
@@ -157,25 +237,37 @@ class DiskTier:
         if self.files.pop(file.name, None) is not None:
             file.generation += 1
             self.used_bytes -= file.file_bytes
+            with self._books:
+                self._leaving[file.name] = file.file_bytes
+                self.leaving_bytes += file.file_bytes
 
     def unlink(self, file: DiskFile) -> None:
         if not self.closed:
-            self.path(file).unlink(missing_ok=True)
+            self._device.unlink(self.path(file))
+            self._has_left(file)
 
     def quarantine(self, file: DiskFile) -> None:
         """Move a damaged, forgotten file aside for inspection; the oldest ones go when there are too many."""
-        if self.closed:
-            return
-        with suppress(FileNotFoundError):  # deleted under us: nothing is left to look at
-            os.rename(self.path(file), self._quarantine / file.name)
-        with os.scandir(self._quarantine) as entries:
-            kept = sorted((_changed_ns(entry), entry.path) for entry in entries)
-        for _, old in kept[:-QUARANTINE_FILES]:
-            Path(old).unlink(missing_ok=True)
+        if not self.closed:
+            self._quarantine.take(self.path(file), file.damage or "damaged", self._clock.wall_ns())
+            self._has_left(file)
 
-    def record(self, file: DiskFile) -> None:
-        """Count a published file as there; its bytes were reserved before."""
-        self.files[file.name] = file
+    def delete_leftovers(self) -> None:
+        """Try once more to delete what a publication could not. Raises OSError at the first that still resists."""
+        while self.leftovers and not self.closed:
+            self._device.unlink(self.leftovers[0])
+            self.leftovers.popleft()
+
+    def _delete(self, path: Path) -> None:
+        try:
+            self._device.unlink(path)
+        except OSError:
+            self.leftovers.append(path)
+
+    def _has_left(self, file: DiskFile) -> None:
+        """Once for each file, though a deletion that came back late was tried again meanwhile."""
+        with self._books:
+            self.leaving_bytes -= self._leaving.pop(file.name, 0)
 
     # -- adoption ---------------------------------------------------------------------------------------------------
 
@@ -183,48 +275,62 @@ class DiskTier:
         """Every object found at start, header and tokens proven; damaged ones are moved aside and reported.
 
         Temporary files are leftovers of a crash before publication: deleted. Page bytes are proven on restore.
+        Raises `TierUnavailable` when the device fails or does not answer.
         """
-        for path in sorted(p for p in self._objects.iterdir() if not p.is_dir()):
-            if path.suffix == ".tmp":
-                path.unlink()
+        for name, size, _ in self._at_start("the folder", lambda: self._device.scan(self._objects)):
+            if name.endswith(".tmp"):
+                self._delete(self._objects / name)
                 continue
-            file = DiskFile(name=path.name, file_bytes=0, n_pages=0, live_pages=0)
             try:
-                size = file.file_bytes = path.stat().st_size
-                header, tokens = _read_identity(path, size)
-                _check_name(path.name, header)
+                header, tokens = self._at_start(name, partial(self._identity, name, size))
+            except FileNotFoundError:  # gone since the folder was read
+                continue
             except CorruptObject as error:
-                self.quarantine(file)
+                aside = partial(self._quarantine.take, self._objects / name, str(error), self._clock.wall_ns())
+                self._at_start(name, aside)
                 yield error
                 continue
-            except OSError as error:
-                raise TierUnavailable(
-                    f"disk: {path.name} cannot be read ({error.strerror}); check the device, then start again"
-                ) from error
-            file.n_pages = header.n_pages
+            file = DiskFile(name=name, file_bytes=size, n_pages=header.n_pages, live_pages=0)
             self.used_bytes += size
             self.record(file)
             yield AdoptedFile(file=file, header=header, tokens=tokens)
 
+    def _identity(self, name: str, size: int) -> tuple[ObjectHeader, npt.NDArray[np.int32]]:
+        header, tokens = self._read_identity(name, size)
+        _check_name(name, header)
+        return header, tokens
+
+    def _at_start(self, what: str, work: Callable[[], T]) -> T:
+        try:
+            return self._io.bounded(work)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise TierUnavailable(
+                f"disk: {what} cannot be read ({error.strerror}); check the device, then start again"
+            ) from error
+        except Overdue as error:
+            raise TierUnavailable(
+                f"disk: {what} cannot be read (no answer in time); check the device, then start again"
+            ) from error
+
     def violations(self, leaving: set[str]) -> list[str]:
-        """Files on disk and files in the books must be the same set (but for those `leaving`); bytes must add up."""
+        """Files on disk and files in the books must be the same set (but for those `leaving` or being published); no
+        temporary file is left; bytes must add up."""
         found = []
-        there = {p.name for p in self._objects.iterdir() if p.suffix != ".tmp" and not p.is_dir()}
-        if leaked := there - self.files.keys() - leaving:
+        names = {file.name for file in SystemDevice().scan(self._objects)}  # with its own eyes, whatever is injected
+        allowed = leaving | self._underway | {path.name for path in list(self.leftovers)}
+        there = {name for name in names if not name.endswith(".tmp")}
+        if leaked := there - self.files.keys() - allowed:
             found.append(f"disk: {len(leaked)} files nobody refers to, e.g. {min(leaked)}")
+        written = {f"{name.removesuffix('.safetensors')}.tmp" for name in self._underway}
+        if left := names - there - written - allowed:
+            found.append(f"disk: {len(left)} temporary files nobody writes, e.g. {min(left)}")
         counted = sum(f.file_bytes for f in self.files.values())
         if counted != self.used_bytes:
             found.append(f"disk: {self.used_bytes:,} bytes counted, files have {counted:,}")
         odd = [f for f in self.files.values() if not 0 < f.live_pages <= f.n_pages]
         return found + [f"disk: {f.name} has {f.live_pages} live of {f.n_pages} pages" for f in odd]
-
-
-def _changed_ns(entry: os.DirEntry[str]) -> int:
-    """When it was written; 0 for a file that a person took away meanwhile."""
-    try:
-        return entry.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
 
 
 def _stem(header: ObjectHeader) -> str:
@@ -235,24 +341,3 @@ def _check_name(name: str, header: ObjectHeader) -> None:
     """A file can be whole and yet the wrong one, when somebody renamed or restored files: the books go by name."""
     if not name.startswith(_stem(header)):
         raise CorruptObject(f"{name}: it holds another object, {_stem(header).removesuffix('-')}")
-
-
-def _read_identity(path: Path, size: int) -> tuple[ObjectHeader, npt.NDArray[np.int32]]:
-    with open(path, "rb") as file:
-        head = file.read(8)
-        length = int.from_bytes(head, "little") if len(head) == 8 else 0
-        head += file.read(min(length, diskfile.HEADER_LIMIT_BYTES))
-        metadata, entries, start = diskfile.parse_header(head, size, path.name)
-        first, last = entries["tokens"]["data_offsets"]
-        file.seek(start + first)
-        return diskfile.decode_identity(metadata, entries, file.read(last - first), path.name)
-
-
-def _write_all(fd: int, buffers: list[bytes | memoryview]) -> int:
-    total = 0
-    for buffer in buffers:
-        view, done = memoryview(buffer), 0
-        while done < len(view):
-            done += os.write(fd, view[done:])
-        total += done
-    return total

@@ -7,7 +7,8 @@ Metadata calls (`take`, `free`, `bind`) are made under the engine lock; byte wor
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Lock
 
@@ -21,10 +22,12 @@ from engine.memory.checksum import PageSums, page_sums
 from engine.memory.codec import CODECS, NATIVE, NATIVE_META, CodecMeta, PageCodec
 from engine.memory.disk import DiskFile, DiskTier
 from engine.memory.diskfile import ObjectHeader
+from engine.memory.faults import Faults, FaultyArena, FaultyDevice
 from engine.memory.holding import Bound, DiskCopy, Holding, SlotCopy, Tier
+from engine.memory.lane import Lane, Overdue
 from engine.memory.layout import empty_sections, join, unpack_block, unpack_pages
 from engine.memory.state import LoadedState
-from engine.memory.transfer import CopyStream, Transfer
+from engine.memory.transfer import NO_MEMORY, Breaker, CopyStream, Transfer
 from engine.model.objects import ObjectKind, PrefixLayouts, SegmentKey
 
 DEFAULT_BYTES_PER_S = {Tier.HOST: 4e9, Tier.DISK: 5e8, Tier.GPU: 1e11}
@@ -46,6 +49,8 @@ class Tiers:
         slab_bytes: int | None,
         materialise: bool,
         code_compressed: bool = False,
+        io_limit_s: float = 5.0,
+        faults: Faults | None = None,
     ) -> None:
         self.layouts = layouts
         # What is written follows the configuration; what is read may come from an engine configured otherwise.
@@ -55,15 +60,22 @@ class Tiers:
         classes = self._classes()
         slab_bytes = slab_bytes or derived_slab_bytes(gpu_bytes, max(classes.values()))
         cuda = device.startswith("cuda")
-        self.gpu = Arena("gpu", gpu_bytes, slab_bytes, classes, device=device, materialise=materialise)
-        self.host = Arena("host", host_bytes, slab_bytes, classes, pin=cuda) if host_bytes else None
-        self.disk = DiskTier(data_dir, disk_bytes) if disk_bytes and data_dir is not None else None
-        self.io = {tier: Transfer(str(tier), clock) for tier in Tier}
+        arena: Callable[..., Arena] = Arena if faults is None else partial(FaultyArena, faults=faults)
+        self.gpu = arena("gpu", gpu_bytes, slab_bytes, classes, device=device, materialise=materialise)
+        self.host = arena("host", host_bytes, slab_bytes, classes, pin=cuda) if host_bytes else None
+        self._lane = Lane(Tier.DISK)
+        self.io = {tier: Transfer(str(tier), clock) for tier in (Tier.GPU, Tier.HOST)}
+        self.io[Tier.DISK] = Transfer(str(Tier.DISK), clock, lane=self._lane, limit_s=io_limit_s)
+        self.disk: DiskTier | None = None
+        if disk_bytes and data_dir is not None:
+            drive = None if faults is None else FaultyDevice(faults)
+            self.disk = DiskTier(data_dir, disk_bytes, device=drive, clock=clock, io=self.io[Tier.DISK])
         self.materialise = materialise
         self.sealed_on_commit = materialise and not cuda
         self.doomed: deque[DiskFile] = deque()
         self.damaged: deque[DiskFile] = deque()
         self.sweep_failures = 0
+        self.sweep_fails = False  # the last one could not delete all
         self._sweeping = Lock()
         self._stream = CopyStream(device)
 
@@ -144,29 +156,52 @@ class Tiers:
 
         One thread at a time. A device that fails costs the caller nothing: the files wait for the next sweep.
         """
-        if self.disk is None:
+        disk, io = self.disk, self.io[Tier.DISK]
+        if disk is None:
             return
         with self._sweeping:
-            for waiting, act in ((self.doomed, self.disk.unlink), (self.damaged, self.disk.quarantine)):
-                for _ in range(len(waiting)):
-                    try:
-                        act(waiting[0])
-                    except OSError:
-                        self.sweep_failures += 1
-                        break
-                    waiting.popleft()
+            self.sweep_fails = io.breaker.state is Breaker.OPEN or self._lane.full
+            if self.sweep_fails:
+                return
+            try:
+                if disk.leftovers:
+                    io.bounded(disk.delete_leftovers)
+                for waiting, act in ((self.doomed, disk.unlink), (self.damaged, disk.quarantine)):
+                    for _ in range(len(waiting)):
+                        io.bounded(partial(act, waiting[0]))
+                        waiting.popleft()
+            except OSError:
+                self.sweep_failures, self.sweep_fails = self.sweep_failures + 1, True
+            except Overdue:
+                self.sweep_failures, self.sweep_fails = self.sweep_failures + 1, True
+                io.breaker.trip()
+
+    def close(self) -> None:
+        """Write no more; give the folder to others as soon as no call to the device is out."""
+        if self.disk is not None:
+            self.disk.close()
+            self._lane.close(self.disk.let_go)
 
     def put(self, copy: SlotCopy, data: torch.Tensor, sums: PageSums | None = None) -> None:
-        """Fill freshly taken GPU slots; bytes first, then checksums: those they came with, or new ones."""
-        self._stream.run(lambda: self.gpu.write(copy.page_class, copy.slots, data))
+        """Fill freshly taken GPU slots; bytes first, then checksums: those they came with, or new ones.
+
+        Raises `OutOfMemory`; the slots stay the caller's.
+        """
+        try:
+            self._stream.run(lambda: self.gpu.write(copy.page_class, copy.slots, data))
+        except NO_MEMORY as error:
+            raise _no_memory() from error
         if sums is not None:
             copy.sums = sums
         elif self.sealed_on_commit:
             copy.sums = page_sums(data)
 
     def move_pages(self, page_class: str, old: Slots, new: Slots) -> None:
-        """Copy pages from one set of GPU slots to another."""
-        self._stream.run(lambda: self.gpu.write(page_class, new, self.gpu.read(page_class, old)))
+        """Copy pages from one set of GPU slots to another. Raises `OutOfMemory`."""
+        try:
+            self._stream.run(lambda: self.gpu.write(page_class, new, self.gpu.read(page_class, old)))
+        except NO_MEMORY as error:
+            raise _no_memory() from error
 
     def gpu_bytes_on_host(self, copy: SlotCopy) -> tuple[torch.Tensor, PageSums]:
         """The GPU pages' bytes on the host, proven against their checksums, or given checksums if they had none."""
@@ -191,13 +226,20 @@ class Tiers:
         """The pages of a disk copy. Raises `CorruptObject` or `TierUnavailable`."""
         disk = self._disk()
         transfer = self.io[Tier.DISK]
-        stored = transfer.run(transfer.read, copy.file.file_bytes, lambda: disk.read(copy.file), deadline_ns)
+        try:
+            stored = transfer.run(transfer.read, copy.file.file_bytes, lambda: disk.read(copy.file), deadline_ns)
+        except CorruptObject as error:
+            copy.file.damage = str(error)
+            raise
         if stored.header.page_class != copy.page_class or stored.header.codec != copy.meta:
-            raise CorruptObject(
-                f"{copy.file.name}: it holds {stored.header.page_class}, {copy.page_class} was expected"
-            )
+            copy.file.damage = f"it holds {stored.header.page_class}, {copy.page_class} was expected"
+            raise CorruptObject(f"{copy.file.name}: {copy.file.damage}")
         first, last = copy.first, copy.first + copy.n_pages
-        return stored.pages[first:last], self._proven("disk", stored.pages[first:last], stored.sums[first:last])
+        try:
+            return stored.pages[first:last], self._proven("disk", stored.pages[first:last], stored.sums[first:last])
+        except CorruptObject as error:
+            copy.file.damage = str(error)
+            raise
 
     def write_file(
         self, name: str, header: ObjectHeader, data: torch.Tensor, sums: PageSums, tokens: bytes
@@ -205,7 +247,8 @@ class Tiers:
         disk = self._disk()
         transfer = self.io[Tier.DISK]
         ids = np.frombuffer(tokens, dtype=np.int32)
-        return transfer.run(transfer.write, data.numel(), lambda: disk.publish(name, header, data, sums, ids))
+        publish = partial(disk.publish, name, header, data, sums, ids)
+        return transfer.run(transfer.write, data.numel(), publish, discard=disk.discard)
 
     def sync_disk(self) -> bool:
         """Make what was written last survive a power cut. False: the device failed."""
@@ -282,12 +325,19 @@ class Tiers:
         return found
 
     def _read_proven(self, page_class: str, slots: Slots, bounds: Sequence[Bound]) -> torch.Tensor:
-        data = self.gpu.read(page_class, slots)
+        try:
+            data = self.gpu.read(page_class, slots)
+        except NO_MEMORY as error:
+            raise _no_memory() from error
         if self.sealed_on_commit and len(slots):
             sums = [bound.sums for bound in bounds if bound.sums is not None]
             if len(sums) == len(bounds):
                 self._proven("gpu", data, np.concatenate(sums))
         return data
+
+
+def _no_memory() -> OutOfMemory:
+    return OutOfMemory("gpu: no memory for a copy to pass through; nothing was changed")
 
 
 def derived_slab_bytes(gpu_bytes: int, widest_slot_bytes: int) -> int:

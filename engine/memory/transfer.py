@@ -1,4 +1,8 @@
-"""What makes tier I/O safe to wait for: a circuit breaker a tier, retries where a retry can help, and its figures."""
+"""What makes tier I/O safe to wait for: a time limit, a circuit breaker a tier, retries where one can help, figures.
+
+A device call that does not come back is left after its limit (lane.py): who asked gets `TierUnavailable`, the breaker
+opens at once, and what the call brings later is thrown away.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,8 @@ from typing import TypeVar
 import torch
 
 from engine.clock import NS_PER_S, Clock
-from engine.errors import EngineError, TierUnavailable
+from engine.errors import EngineError, OutOfMemory, TierUnavailable
+from engine.memory.lane import Lane, Overdue
 
 T = TypeVar("T")
 
@@ -23,6 +28,12 @@ RETRYABLE_ERRNO = frozenset(
     {errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT}
 )
 """Where a second try may go better. A missing file, a full disk or a wrong checksum will be the same again."""
+
+SLOWEST_BYTES_PER_S = 50e6
+"""A tenth of an ordinary disk: a large object is given its time on top of the limit."""
+
+NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
+"""What an allocation raises that fails, on the host and on the GPU."""
 
 IO_BOUNDS_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
@@ -115,6 +126,18 @@ class CircuitBreaker:
         with self._lock:
             self._failures, self._trial = 0, False
 
+    def undecided(self) -> None:
+        """The call ended without an answer of the device: a trial is over, and the next one may begin."""
+        with self._lock:
+            self._trial = False
+
+    def trip(self) -> None:
+        """Open at once: a call that does not come back says more than one that fails."""
+        with self._lock:
+            self._failures = max(self._failures, self._limit)
+            self._trial = False
+            self._opened_ns = self._clock.monotonic_ns()
+
     def failed(self) -> None:
         with self._lock:
             self._failures += 1
@@ -124,23 +147,50 @@ class CircuitBreaker:
 
 
 class Transfer:
-    """Runs one tier's reads and writes with its breaker, its retries and its figures."""
+    """Runs one tier's reads and writes with its breaker, its retries, its time limit and its figures.
 
-    def __init__(self, tier: str, clock: Clock, *, attempts: int = 3, backoff_s: float = 0.005) -> None:
+    With a `lane` each call has `limit_s` seconds, and more for many bytes; without one it is waited for.
+    """
+
+    def __init__(
+        self,
+        tier: str,
+        clock: Clock,
+        *,
+        attempts: int = 3,
+        backoff_s: float = 0.005,
+        lane: Lane | None = None,
+        limit_s: float = 5.0,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.tier = tier
         self.read = TierIo()
         self.write = TierIo()
         self.breaker = CircuitBreaker(tier, clock)
+        self.lane = lane
+        self.retries = 0
         self._clock = clock
         self._attempts = attempts
         self._backoff_s = backoff_s
+        self._limit_s = limit_s
+        self._sleep = sleep
         self._jitter = random.Random(tier)
 
-    def run(self, io: TierIo, n_bytes: int, work: Callable[[], T], deadline_ns: int | None = None) -> T:
-        """The result of `work`. Raises `TierUnavailable` for device failures, and the engine's own errors as they are.
+    def run(
+        self,
+        io: TierIo,
+        n_bytes: int,
+        work: Callable[[], T],
+        deadline_ns: int | None = None,
+        discard: Callable[[T], object] | None = None,
+    ) -> T:
+        """The result of `work`. Raises `TierUnavailable` for device failures and calls that do not come back,
+        `OutOfMemory`, and the engine's own errors as they are.
 
-        A retry waits with jitter and never past the deadline.
+        A retry waits with jitter and never past the deadline. `discard` undoes what a call did that came back too late.
         """
+        if self.lane is not None and self.lane.full:
+            raise TierUnavailable(f"{self.tier}: {self.lane.stuck} calls have not come back; it waits for one of them")
         if not self.breaker.admits():
             raise TierUnavailable(
                 f"{self.tier}: the breaker is open after repeated I/O failures; it tries again by itself"
@@ -148,17 +198,23 @@ class Transfer:
         for attempt in range(1, self._attempts + 1):
             started = self._clock.monotonic_ns()
             try:
-                result = work()
+                result = self.bounded(work, n_bytes, discard)
             except EngineError:
                 self.breaker.succeeded()  # the device answered; the object was bad
                 raise
+            except NO_MEMORY as error:  # of the host or the GPU, not of the device: that may be as good as ever
+                self.breaker.undecided()
+                raise OutOfMemory(f"{self.tier}: no memory for {n_bytes:,} bytes to pass through") from error
+            except Overdue as error:
+                self.breaker.trip()
+                raise TierUnavailable(f"{self.tier}: a call did not come back within its time") from error
             except OSError as error:
                 self.breaker.failed()
-                if attempt == self._attempts or error.errno not in RETRYABLE_ERRNO or self._late(deadline_ns):
+                if not self._worth_a_retry(error, attempt, deadline_ns):
                     raise TierUnavailable(
                         f"{self.tier}: {error.strerror or error} ({error.filename or 'no file'})"
                     ) from error
-                self._wait(attempt)
+                self._wait(attempt, deadline_ns)
                 continue
             except BaseException:  # not known to be harmless, and a trial in half-open state must end
                 self.breaker.failed()
@@ -168,11 +224,22 @@ class Transfer:
             return result
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _late(self, deadline_ns: int | None) -> bool:
-        return deadline_ns is not None and self._clock.monotonic_ns() >= deadline_ns
+    def bounded(self, work: Callable[[], T], n_bytes: int = 0, discard: Callable[[T], object] | None = None) -> T:
+        """The result of one device call without breaker and retries. Raises `Overdue`."""
+        if self.lane is None:
+            return work()
+        return self.lane.call(work, self._limit_s + n_bytes / SLOWEST_BYTES_PER_S, discard)
 
-    def _wait(self, attempt: int) -> None:
-        time.sleep(self._backoff_s * 2 ** (attempt - 1) * (0.5 + self._jitter.random()))
+    def _worth_a_retry(self, error: OSError, attempt: int, deadline_ns: int | None) -> bool:
+        late = deadline_ns is not None and self._clock.monotonic_ns() >= deadline_ns
+        return attempt < self._attempts and error.errno in RETRYABLE_ERRNO and self.breaker.closed and not late
+
+    def _wait(self, attempt: int, deadline_ns: int | None) -> None:
+        self.retries += 1
+        wait_s = self._backoff_s * 2 ** (attempt - 1) * (0.5 + self._jitter.random())
+        if deadline_ns is not None:
+            wait_s = min(wait_s, max(0.0, (deadline_ns - self._clock.monotonic_ns()) / NS_PER_S))
+        self._sleep(wait_s)
 
 
 class CopyStream:

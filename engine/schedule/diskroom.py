@@ -118,6 +118,8 @@ class DiskRoom:
                 if not may_evict or not self.shed(wanting, cause):
                     return False
             self._tiers.sweep()
+            if disk.leaving_bytes and self._tiers.sweep_fails:
+                return False  # what is evicted does not leave the device: evicting more would make no room
         return False
 
     def shed(self, wanting: PrefixNode | None, cause: CauseOf) -> bool:

@@ -1,6 +1,7 @@
 """Management work in queues sharded by form: each bounded, each with one worker and its own figures.
 
 One worker a queue keeps the order of work for one prefix. A full queue refuses at once: the caller plans without it.
+A worker that dies between two items is replaced, and no item is lost or done twice.
 """
 
 from __future__ import annotations
@@ -31,20 +32,24 @@ class QueueFull(EngineError):
     code = "queue_full"
 
 
-class FormQueue:
-    """One form's bounded queue and worker."""
+_Item = tuple[int, Callable[[], Any], Future[Any]]
 
-    def __init__(self, form: Form, bound: int, clock: Clock) -> None:
+
+class FormQueue:
+    """One form's bounded queue and worker. `on_take` runs before each item; only an injected fault gives one."""
+
+    def __init__(self, form: Form, bound: int, clock: Clock, on_take: Callable[[str], None] | None = None) -> None:
         self.form = form
         self.bound = bound
         self.wait = Histogram()
         self.failures = 0
+        self.deaths = 0  # workers that ended by an error outside of any item's work
         self._clock = clock
-        self._work: deque[tuple[int, Callable[[], Any], Future[Any]]] = deque()
+        self._on_take = on_take
+        self._work: deque[_Item] = deque()
         self._ready = Condition()
         self._closed = False
-        self._thread = Thread(target=self._run, name=f"kvdeck-{form}", daemon=True)
-        self._thread.start()
+        self._thread = self._hire()
 
     @property
     def depth(self) -> int:
@@ -69,29 +74,47 @@ class FormQueue:
         with self._ready:
             self._closed = True
             self._ready.notify()
-        self._thread.join()
+        while (thread := self._thread).is_alive():  # one that dies has its successor in place by then
+            thread.join()
+
+    def _hire(self) -> Thread:
+        thread = Thread(target=self._run, name=f"kvdeck-{self.form}", daemon=True)
+        thread.start()
+        return thread
 
     def _run(self) -> None:
-        while True:
+        item: _Item | None = None
+        try:
+            while (item := self._take()) is not None:
+                since_ns, work, future = item
+                if self._on_take is not None:
+                    self._on_take(self.form)
+                self.wait.add((self._clock.monotonic_ns() - since_ns) / NS_PER_S)
+                item = None  # from here on the item is begun: its waiter hears of any error
+                try:
+                    future.set_result(work())
+                except BaseException as error:  # the waiter gets it, the worker lives on, it is counted
+                    self.failures += 1
+                    future.set_exception(error)
+        except BaseException:  # top of a thread: counted, and another one takes over what was not begun
+            self.deaths += 1
             with self._ready:
-                while not self._work and not self._closed:
-                    self._ready.wait()
-                if not self._work:
-                    return
-                since_ns, work, future = self._work.popleft()
-            self.wait.add((self._clock.monotonic_ns() - since_ns) / NS_PER_S)
-            try:
-                future.set_result(work())
-            except BaseException as error:  # top of a thread: the waiter gets it, the worker lives on, it is counted
-                self.failures += 1
-                future.set_exception(error)
+                if item is not None:
+                    self._work.appendleft(item)
+            self._thread = self._hire()
+
+    def _take(self) -> _Item | None:
+        with self._ready:
+            while not self._work and not self._closed:
+                self._ready.wait()
+            return self._work.popleft() if self._work else None
 
 
 class FormQueues:
     """The five queues."""
 
-    def __init__(self, bound: int, clock: Clock) -> None:
-        self._queues = {form: FormQueue(form, bound, clock) for form in Form}
+    def __init__(self, bound: int, clock: Clock, on_take: Callable[[str], None] | None = None) -> None:
+        self._queues = {form: FormQueue(form, bound, clock, on_take) for form in Form}
 
     def __getitem__(self, form: Form) -> FormQueue:
         return self._queues[form]

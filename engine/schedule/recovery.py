@@ -7,18 +7,23 @@ COMPRESSED; or back, when it failed or only part was wanted; or QUARANTINED, whe
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.clock import NS_PER_S
 from engine.consistency.lease import pin_path, unpin_path
 from engine.consistency.prefix import CauseOf
 from engine.consistency.state import Cause, State
 from engine.errors import CorruptObject, EngineError, OutOfMemory
+from engine.memory.checksum import PageSums
 from engine.memory.holding import Holding, SlotCopy, Tier
 from engine.model.objects import BOUNDARY_KINDS, ObjectKind
 from engine.schedule.ledger import Ledger, PrefixNode
 from engine.schedule.queues import Form
 from engine.schedule.room import Room
 from engine.telemetry.ring import NO_SPAN, SpanContext, new_span
+
+if TYPE_CHECKING:
+    import torch
 
 LONGEST_WAIT_S = 1e6  # "for ever" (inf) is a deadline too, and no integer
 
@@ -86,22 +91,33 @@ class Recovery:
                 self._ledger.move(node, State.FULL_RESTORE, job.cause, parent=job.parent)
 
     def run(self, job: RestoreJob) -> RestoreJob:
-        """Restore the steps in order; the first failure stops the rest. Never raises for a bad object or tier."""
-        for node in job.steps:
-            start_ns = self._ledger.clock.monotonic_ns()
-            outcome = _Outcome()
-            if not job.failure:
-                self._fetch_node(node, job, outcome)
-                job.failure = outcome.failure
-                job.restored_bytes += outcome.moved_bytes
-            else:
-                outcome.failure = "not_reached"
-            self._finish_node(node, job, outcome, start_ns)
-        with self._ledger.lock:
-            unpin_path(job.target)
-            self._ledger.settled.notify_all()
+        """Restore the steps in order; the first failure stops the rest. Never raises for a bad object or tier; whatever
+        else is raised, no mark and no pin of the job stays behind."""
+        left = list(job.steps)
+        try:
+            while left:
+                self._restore_node(left.pop(0), job)
+        finally:
+            for node in left:  # with the failure set this only undoes their marks
+                self._restore_node(node, job)
+            with self._ledger.lock:
+                unpin_path(job.target)
+                self._ledger.settled.notify_all()
         self._tiers.sweep()
         return job
+
+    def _restore_node(self, node: PrefixNode, job: RestoreJob) -> None:
+        start_ns = self._ledger.clock.monotonic_ns()
+        if job.failure:
+            self._finish_node(node, job, _Outcome(failure="not_reached"), start_ns)
+            return
+        outcome = _Outcome(failure="tier_unavailable")  # stays when the fetch raises what nobody expects
+        try:
+            outcome.failure = self._fetch_node(node, job, outcome)
+            job.restored_bytes += outcome.moved_bytes
+        finally:
+            job.failure = outcome.failure
+            self._finish_node(node, job, outcome, start_ns)
 
     def prove_in_memory(self, node: PrefixNode | None) -> None:
         """A load met a page whose checksum does not match: find what is damaged on this path and quarantine it."""
@@ -131,47 +147,53 @@ class Recovery:
                     found.extend(checkpoint.blocks.values())
         return [h for h in found if h.gpu is None and h.n_pages]
 
-    def _fetch_node(self, node: PrefixNode, job: RestoreJob, outcome: _Outcome) -> None:
+    def _fetch_node(self, node: PrefixNode, job: RestoreJob, outcome: _Outcome) -> str:
+        """Fetch what is wanted of one prefix, object by object; why it ended early, or nothing."""
         with self._ledger.lock:
             wanted = self._wanted(node, job)
         for holding in wanted:
             tier = holding.below
             if tier is None:
-                outcome.failure = "pages_missing"
-                return
+                return "pages_missing"
             if tier is Tier.DISK:
                 outcome.tier = Tier.DISK
             if self._ledger.clock.monotonic_ns() > job.deadline_ns:
-                outcome.failure = "restore_late"
-                return
-            if not self._fetch_object(holding, tier, job, outcome):
-                return
+                return "restore_late"
+            if failure := self._fetch_object(holding, tier, job, outcome):
+                return failure
+        return ""
 
-    def _fetch_object(self, holding: Holding, tier: Tier, job: RestoreJob, outcome: _Outcome) -> bool:
+    def _fetch_object(self, holding: Holding, tier: Tier, job: RestoreJob, outcome: _Outcome) -> str:
         source = holding.host if tier is Tier.HOST else holding.disk
         if source is None:
-            outcome.failure = "pages_missing"
-            return False
+            return "pages_missing"
         try:
             if isinstance(source, SlotCopy):
                 data, sums = self._tiers.host_bytes(source)
             else:
                 data, sums = self._tiers.disk_bytes(source, job.deadline_ns)
             slots = self._room.take_gpu(source.page_class, holding.n_pages, CauseOf(Cause.PRESSURE, "restore"))
+            copy = SlotCopy(source.page_class, source.page_bytes, slots, source.meta, None)
+            self._put(copy, data, sums)
         except CorruptObject:
-            outcome.failure, outcome.broken, outcome.broken_tier = "checksum_mismatch", holding, tier
-            return False
+            outcome.broken, outcome.broken_tier = holding, tier
+            return "checksum_mismatch"
         except OutOfMemory:
-            outcome.failure = "no_room"
-            return False
+            return "no_room"
         except EngineError:
-            outcome.failure = "tier_unavailable"
-            return False
-        copy = SlotCopy(source.page_class, source.page_bytes, slots, source.meta, None)
-        self._tiers.put(copy, data, sums)
+            return "tier_unavailable"
         outcome.arrived.append(_Arrived(holding, copy, tier))
         outcome.moved_bytes += data.numel()
-        return True
+        return ""
+
+    def _put(self, copy: SlotCopy, data: torch.Tensor, sums: PageSums) -> None:
+        """Fill the slots, or give them back and raise."""
+        try:
+            self._tiers.put(copy, data, sums)
+        except BaseException:
+            with self._ledger.lock:
+                self._tiers.free_slots(Tier.GPU, copy)
+            raise
 
     def _finish_node(self, node: PrefixNode, job: RestoreJob, outcome: _Outcome, start_ns: int) -> None:
         ledger = self._ledger

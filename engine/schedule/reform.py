@@ -6,6 +6,7 @@ only if nobody leased it meanwhile. Each step is bounded.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,24 @@ class Reformed:
 
     moved_bytes: int = 0
     refused: str = ""
+
+
+@dataclass(slots=True)
+class Scrub:
+    """One scrub on its way through the disk copies there were when it began."""
+
+    todo: deque[tuple[PrefixNode, Holding]]
+    max_bytes: int
+    parent: SpanContext
+    start_ns: int
+    objects: int = 0
+    n_bytes: int = 0
+    damaged: int = 0
+    failure: str = ""
+
+    @property
+    def over(self) -> bool:
+        return not self.todo or bool(self.failure) or self.n_bytes >= self.max_bytes
 
 
 @dataclass(slots=True)
@@ -131,7 +150,12 @@ class Reformer:
         wanted = self._tiers.page_class(kind, meta)
         slots = self._room.take_gpu(wanted, len(source.slots), CauseOf(Cause.PRESSURE, "recode"))
         copy = self._tiers.new_copy(kind, slots, meta)
-        self._tiers.put(copy, data)
+        try:
+            self._tiers.put(copy, data)
+        except BaseException:
+            with self._ledger.lock:
+                self._tiers.free_slots(Tier.GPU, copy)
+            raise
         return copy
 
     def _end(self, work: _Recoding) -> None:
@@ -211,21 +235,27 @@ class Reformer:
             node.record.busy = bool(moves)
         if not moves:
             return 0, 0
-        if self._tiers.materialise:
-            for copy, chosen, fresh in moves:
-                self._tiers.move_pages(copy.page_class, copy.slots[chosen], fresh)
-        with ledger.lock:
-            node.record.busy = False
-            ledger.settled.notify_all()
-            free = ledger.may_leave(node)
-            for copy, chosen, fresh in moves:
-                old = copy.slots[chosen]
-                if free:
-                    slots = copy.slots.copy()
-                    slots[chosen] = fresh
-                    copy.slots = slots
-                gpu.give(copy.page_class, old if free else fresh)
-        if not free:
+        copied = swapped = False
+        try:
+            if self._tiers.materialise:
+                for copy, chosen, fresh in moves:
+                    self._tiers.move_pages(copy.page_class, copy.slots[chosen], fresh)
+            copied = True
+        except OutOfMemory:
+            return 0, 0
+        finally:
+            with ledger.lock:
+                node.record.busy = False
+                ledger.settled.notify_all()
+                swapped = copied and ledger.may_leave(node)
+                for copy, chosen, fresh in moves:
+                    old = copy.slots[chosen]
+                    if swapped:
+                        slots = copy.slots.copy()
+                        slots[chosen] = fresh
+                        copy.slots = slots
+                    gpu.give(copy.page_class, old if swapped else fresh)
+        if not swapped:
             return 0, 0
         return sum(len(m[1]) for m in moves), sum(len(m[1]) * m[0].page_bytes for m in moves)
 
@@ -241,40 +271,51 @@ class Reformer:
 
     # -- scrub ------------------------------------------------------------------------------------------------------
 
-    def scrub(self, max_bytes: int, parent: SpanContext = NO_SPAN) -> tuple[int, int, int]:
-        """Read disk copies back and prove them: (objects, bytes, damaged). Damaged ones are quarantined."""
+    def begin_scrub(self, max_bytes: int, parent: SpanContext = NO_SPAN) -> Scrub:
+        """What a scrub is to read: the disk copies there are now."""
         ledger = self._ledger
-        start_ns = ledger.clock.monotonic_ns()
         with ledger.lock:
             todo = [(n, h) for n in ledger.nodes.values() for h in n.record.holdings() if h.disk is not None]
-        objects = n_bytes = damaged = 0
-        for node, holding in todo:
+            return Scrub(deque(todo), max_bytes, parent, ledger.clock.monotonic_ns())
+
+    def scrub_step(self, scrub: Scrub, step_bytes: int) -> int:
+        """Read back and prove the next objects, at least one and until `step_bytes` are read; bytes read.
+
+        Damaged ones are quarantined. A device that fails ends the scrub.
+        """
+        ledger, read = self._ledger, 0
+        while scrub.todo and read < step_bytes and scrub.n_bytes < scrub.max_bytes:
+            node, holding = scrub.todo.popleft()
             copy = holding.disk
-            if copy is None or n_bytes >= max_bytes:
+            if copy is None:
                 continue
             try:
                 self._tiers.disk_bytes(copy)
             except CorruptObject:
-                damaged += 1
+                scrub.damaged += 1
+                why = CauseOf(Cause.SCRUB, "checksum_mismatch", scrub.parent.hex_trace, scrub.parent.hex_span)
                 with ledger.lock:
                     if holding.disk is copy and node.parent is not None and not node.record.busy:
-                        ledger.quarantine(
-                            node,
-                            holding,
-                            Tier.DISK,
-                            CauseOf(Cause.SCRUB, "checksum_mismatch", parent.hex_trace, parent.hex_span),
-                        )
-            except EngineError:
+                        ledger.quarantine(node, holding, Tier.DISK, why)
+            except EngineError as error:
+                scrub.failure = error.code
                 break
-            objects += 1
-            n_bytes += copy.file.file_bytes
+            scrub.objects += 1
+            scrub.n_bytes += copy.file.file_bytes
+            read += copy.file.file_bytes
         self._tiers.sweep()
+        return read
+
+    def end_scrub(self, scrub: Scrub) -> None:
+        """One span for all its steps."""
+        ledger, damaged = self._ledger, scrub.damaged
         if ledger.ring.enabled:
-            attributes = ("kvcache.objects", objects, "kvcache.bytes", n_bytes, "kvcache.damaged", damaged)
+            attributes = ("kvcache.objects", scrub.objects, "kvcache.bytes", scrub.n_bytes, "kvcache.damaged", damaged)
             now_ns = ledger.clock.monotonic_ns()
             failed = f"{damaged} damaged objects" if damaged else ""
-            ledger.ring.request("kvcache.scrub", new_span(parent), parent, start_ns, now_ns, attributes, failed)
-        return objects, n_bytes, damaged
+            ledger.ring.request(
+                "kvcache.scrub", new_span(scrub.parent), scrub.parent, scrub.start_ns, now_ns, attributes, failed
+            )
 
 
 def _on_gpu(node: PrefixNode) -> bool:

@@ -243,7 +243,9 @@ def test_a_scrub_that_finds_damage_in_a_prefix_split_meanwhile_counts_no_page_tw
     raw[-1] ^= 1
     path.write_bytes(raw)
     other = fork(trunk, 2 * rig.page, 8 * rig.page, 2)
-    with stopped_at(rig.engine._reformer._tiers, "disk_bytes", lambda: rig.engine._reformer.scrub(1 << 30)):
+    reformer = rig.engine._reformer
+    scrub = reformer.begin_scrub(1 << 30)
+    with stopped_at(reformer._tiers, "disk_bytes", lambda: reformer.scrub_step(scrub, 1 << 30)):
         rig.commit(other)
     rig.assert_clean()
     for tokens in (trunk, other):

@@ -10,7 +10,8 @@ import pytest
 from engine_support import prompt
 
 from engine.errors import TierUnavailable
-from engine.memory.disk import QUARANTINE_FILES, DiskFile, DiskTier
+from engine.memory.disk import DiskFile, DiskTier
+from engine.memory.quarantine import QUARANTINE_FILES, quarantined
 
 
 def leave(rig, folder: Path, queue, n: int, name: str) -> None:
@@ -29,7 +30,7 @@ def test_many_threads_sweep_at_once_and_none_fails(make_rig, tmp_path):
             for done in [pool.submit(tiers.sweep) for _ in range(16)]:
                 done.result()
     assert list((tmp_path / "objects").iterdir()) == []
-    assert len(list((tmp_path / "quarantine").iterdir())) == QUARANTINE_FILES
+    assert len(quarantined(tmp_path / "quarantine")) == QUARANTINE_FILES
     assert tiers.sweep_failures == 0
     rig.assert_clean()
 
@@ -60,7 +61,7 @@ def test_a_file_that_cannot_be_read_at_start_is_named_and_nothing_is_left_runnin
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as broken:
-        broken.setattr("engine.memory.disk._read_identity", fails)
+        broken.setattr(DiskTier, "_read_identity", fails)
         with pytest.raises(TierUnavailable, match="check the device"):
             make_rig(gpu_bytes=1 << 20, disk_bytes=8 << 20, data_dir=tmp_path)
     again = make_rig(gpu_bytes=1 << 20, disk_bytes=8 << 20, data_dir=tmp_path, clock=first.clock)

@@ -17,7 +17,15 @@ from engine.consistency.eviction import LeastRecentlyUsed
 from engine.consistency.graph import GraphGuard, PageTable
 from engine.consistency.prefix import CauseOf, PrefixRecord
 from engine.consistency.state import TERMINAL, TRANSITIONS, Cause, State
-from engine.errors import ConfigError, CorruptObject, GraphStale, IllegalTransition, StateMismatch, TierUnavailable
+from engine.errors import (
+    ConfigError,
+    CorruptObject,
+    GraphStale,
+    IllegalTransition,
+    OutOfMemory,
+    StateMismatch,
+    TierUnavailable,
+)
 from engine.memory.arena import Arena
 from engine.memory.transfer import Breaker, Transfer
 from engine.schedule.queues import Form, FormQueue, QueueFull
@@ -175,13 +183,20 @@ def test_in_half_open_state_only_one_trial_is_let_through(transfer):
     assert not io.breaker.admits()
 
 
-@pytest.mark.parametrize("error", [RuntimeError("device assert"), MemoryError(), CorruptObject("bad page")])
-def test_a_trial_that_ends_in_any_error_is_over(transfer, error):
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (RuntimeError("device assert"), RuntimeError),
+        (MemoryError(), OutOfMemory),
+        (CorruptObject("bad page"), CorruptObject),
+    ],
+)
+def test_a_trial_that_ends_in_any_error_is_over(transfer, error, raised):
     io, clock = transfer
     for _ in range(5):
         io.breaker.failed()
     clock.advance(5)
-    with pytest.raises(type(error)):
+    with pytest.raises(raised):
         io.run(io.read, 1, failing_with(error))
     clock.advance(5)
     assert io.run(io.read, 1, lambda: 7) == 7

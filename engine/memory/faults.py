@@ -1,0 +1,350 @@
+"""Faults on purpose, at the seam below the tiers: a frozen plan says what goes wrong, where, when and how often.
+
+Handed over by `CacheEngine(..., faults=...)` alone: no configuration, environment or desired state reaches it. An
+engine without it runs the plain `SystemDevice`, `Arena` and clock. What each leads to: docs/reference/faults.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from threading import Event, Lock
+from typing import Any
+
+import torch
+
+from engine.clock import NS_PER_S, Clock
+from engine.errors import ConfigError
+from engine.memory.arena import Arena, Bytes, Slots
+from engine.memory.device import Device, Found, SystemDevice
+
+
+class At(StrEnum):
+    """Where a fault can strike: the calls of a device, of an arena, of a queue's worker and of the clock."""
+
+    OPEN = "open"
+    READ = "read"
+    WRITE = "write"
+    SYNC = "sync"
+    RENAME = "rename"
+    SYNC_FOLDER = "sync_folder"
+    UNLINK = "unlink"
+    SCAN = "scan"
+    GPU_TAKE = "gpu_take"
+    GPU_READ = "gpu_read"
+    GPU_WRITE = "gpu_write"
+    HOST_TAKE = "host_take"
+    HOST_READ = "host_read"
+    HOST_WRITE = "host_write"
+    WORKER = "worker"
+    WALL_CLOCK = "wall_clock"
+    MONOTONIC_CLOCK = "monotonic_clock"
+
+
+class What(StrEnum):
+    """What goes wrong."""
+
+    BIT_FLIP = "bit_flip"  # one bit of the bytes that pass, or that are written
+    TRUNCATE = "truncate"  # half of the bytes are lost, and success is reported
+    SHORT = "short"  # fewer bytes than asked for, and said so
+    MISSING = "missing"  # the file is deleted before it is opened
+    FOREIGN = "foreign"  # the file is another object's
+    CRASH = "crash"  # the process dies before the call: from then on nothing reaches the device
+    POWER_CUT = "power_cut"  # and what was not synced is lost: bytes by half, names altogether
+    NO_SPACE = "no_space"
+    IO_ERROR = "io_error"
+    NO_FILES = "no_files"  # EMFILE
+    SLOW = "slow"
+    HANG = "hang"  # until released
+    OUT_OF_MEMORY = "out_of_memory"
+    DEATH = "death"  # of the worker's thread
+    JUMP = "jump"  # of the clock
+
+
+_ERRNO = {What.NO_SPACE: errno.ENOSPC, What.IO_ERROR: errno.EIO, What.NO_FILES: errno.EMFILE}
+_DEVICE = frozenset({At.OPEN, At.READ, At.WRITE, At.SYNC, At.RENAME, At.SYNC_FOLDER, At.UNLINK, At.SCAN})
+_COPIES = frozenset({At.GPU_READ, At.GPU_WRITE, At.HOST_READ, At.HOST_WRITE})
+_TAKES = frozenset({At.GPU_TAKE, At.HOST_TAKE})
+POSSIBLE: Mapping[What, frozenset[At]] = {
+    What.BIT_FLIP: frozenset({At.READ, At.WRITE}) | _COPIES,
+    What.TRUNCATE: frozenset({At.READ, At.WRITE}),
+    What.SHORT: frozenset({At.READ, At.WRITE}),
+    What.MISSING: frozenset({At.OPEN}),
+    What.FOREIGN: frozenset({At.OPEN}),
+    What.CRASH: _DEVICE,
+    What.POWER_CUT: _DEVICE,
+    What.NO_SPACE: _DEVICE,
+    What.IO_ERROR: _DEVICE,
+    What.NO_FILES: frozenset({At.OPEN, At.SCAN, At.SYNC_FOLDER}),
+    What.SLOW: _DEVICE | _COPIES,
+    What.HANG: _DEVICE,
+    What.OUT_OF_MEMORY: frozenset({At.READ}) | _COPIES | _TAKES,
+    What.DEATH: frozenset({At.WORKER}),
+    What.JUMP: frozenset({At.WALL_CLOCK, At.MONOTONIC_CLOCK}),
+}
+"""Which faults can happen where."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One line of a plan. Raises `ConfigError` for a fault that cannot happen there.
+
+    `where` is a part of the file's name, or the page class, or the queue's form; empty: any. Of the calls that match,
+    the `nth` is the first one struck (from 1); or each one by `chance`. `times` in all; None: until disarmed.
+    """
+
+    what: What
+    at: At
+    where: str = ""
+    nth: int = 1
+    chance: float = 0.0
+    times: int | None = 1
+    seconds: float = 0.0  # SLOW: how long; JUMP: how far, backwards too
+
+    def __post_init__(self) -> None:
+        if self.at not in POSSIBLE[self.what]:
+            raise ConfigError(f"{self.what} cannot happen at {self.at}; it can at {', '.join(POSSIBLE[self.what])}")
+        if self.nth < 1 or not 0.0 <= self.chance <= 1.0 or (self.times is not None and self.times < 1):
+            raise ConfigError(f"nth is {self.nth} and times {self.times}, from 1; chance is {self.chance}, 0 to 1")
+        if self.what is What.JUMP and self.at is At.MONOTONIC_CLOCK and self.seconds < 0:
+            raise ConfigError("the monotonic clock never jumps back; give seconds of 0 or more")
+
+
+class WorkerDied(BaseException):
+    """A worker's thread is to end here; only `What.DEATH` raises it."""
+
+
+class Faults:
+    """An armed plan. Thread-safe. One engine, one plan; `disarm` ends all, hangs included."""
+
+    def __init__(self, *plan: Fault, seed: int = 0, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.plan = plan
+        self.seen: Counter[At] = Counter()
+        self.fired: Counter[tuple[What, At]] = Counter()
+        self.armed = True
+        self.gone = False  # a crash struck: nothing reaches the device any more
+        self._matched = [0] * len(plan)
+        self._struck = [0] * len(plan)
+        self._luck = random.Random(seed)
+        self._sleep = sleep
+        self._released = Event()
+        self._lock = Lock()
+        self.hanging = 0
+
+    def disarm(self) -> None:
+        """Nothing goes wrong any more; what hangs goes on. A crash stays one."""
+        self.armed = False
+        self._released.set()
+
+    def release(self) -> None:
+        """What hangs now goes on; later hangs hang."""
+        with self._lock:
+            released, self._released = self._released, Event()
+        released.set()
+
+    def strike(self, at: At, where: str = "") -> Fault | None:
+        """The fault that meets this call, waited out if it is one of time. Raises it if it is an error."""
+        with self._lock:
+            self.seen[at] += 1
+            fault = self._choose(at, where) if self.armed else None
+            if fault is None:
+                return None
+            self.fired[fault.what, at] += 1
+            released = self._released
+        if fault.what is What.SLOW:
+            self._sleep(fault.seconds)
+        elif fault.what is What.HANG:
+            self.hanging += 1
+            released.wait()
+            self.hanging -= 1
+        elif code := _ERRNO.get(fault.what):
+            raise OSError(code, os.strerror(code), where)
+        elif fault.what is What.DEATH:
+            raise WorkerDied(where)
+        return fault
+
+    def _choose(self, at: At, where: str) -> Fault | None:
+        for i, fault in enumerate(self.plan):
+            if fault.at is not at or fault.where not in where:
+                continue
+            self._matched[i] += 1
+            if fault.times is not None and self._struck[i] >= fault.times:
+                continue
+            due = self._luck.random() < fault.chance if fault.chance else self._matched[i] >= fault.nth
+            if due:
+                self._struck[i] += 1
+                return fault
+        return None
+
+    def summary(self) -> dict[str, object]:
+        """What an engine says of it in its stats."""
+        with self._lock:
+            fired = {f"{what}@{at}": n for (what, at), n in self.fired.items()}
+        return {"armed": len(self.plan) if self.armed else 0, "fired": fired}
+
+    def worker_takes(self, form: str) -> None:
+        """A queue's worker is about to begin an item."""
+        self.strike(At.WORKER, form)
+
+
+class FaultyDevice:
+    """A device that follows a plan. It remembers what was not synced, for a power cut to take."""
+
+    def __init__(self, faults: Faults, real: Device | None = None) -> None:
+        self._faults = faults
+        self._real = real or SystemDevice()
+        self._paths: dict[int, Path] = {}
+        self._unsynced: set[Path] = set()
+        self._unnamed: dict[Path, Path] = {}  # new name -> old one
+
+    def _meet(self, at: At, path: Path) -> Fault | None:
+        fault = self._faults.strike(at, path.name)
+        if fault is not None and fault.what in (What.CRASH, What.POWER_CUT):
+            self._faults.gone = True
+            if fault.what is What.POWER_CUT:
+                self._lose_unsynced()
+        if self._faults.gone:
+            raise OSError(errno.EIO, "the process has died", str(path))
+        return fault
+
+    def _lose_unsynced(self) -> None:
+        for path in self._unsynced:
+            with suppress(FileNotFoundError):
+                os.truncate(path, path.stat().st_size // 2)
+        for new, old in self._unnamed.items():
+            with suppress(FileNotFoundError):
+                os.rename(new, old)
+
+    def open(self, path: Path, flags: int) -> int:
+        fault = self._meet(At.OPEN, path)
+        if fault is not None and fault.what is What.MISSING:
+            self._real.unlink(path)
+        opened = _another(path) if fault is not None and fault.what is What.FOREIGN else path
+        fd = self._real.open(opened, flags)
+        self._paths[fd] = path
+        return fd
+
+    def close(self, fd: int) -> None:
+        self._paths.pop(fd, None)
+        self._real.close(fd)
+
+    def size(self, fd: int) -> int:
+        return self._real.size(fd)
+
+    def read(self, fd: int, into: memoryview, offset: int) -> int:
+        fault = self._meet(At.READ, self._paths[fd])
+        if fault is None:
+            return self._real.read(fd, into, offset)
+        if fault.what is What.OUT_OF_MEMORY:
+            raise MemoryError
+        if fault.what is What.TRUNCATE:
+            return 0
+        n = self._real.read(fd, into[: max(1, len(into) // 2)] if fault.what is What.SHORT else into, offset)
+        if fault.what is What.BIT_FLIP and n:
+            into[n // 2] ^= 0x10
+        return n
+
+    def write(self, fd: int, data: memoryview) -> int:
+        path = self._paths[fd]
+        fault = self._meet(At.WRITE, path)
+        self._unsynced.add(path)
+        if fault is None:
+            return self._real.write(fd, data)
+        if fault.what is What.BIT_FLIP:
+            changed = bytearray(data)
+            changed[len(changed) // 2] ^= 0x10
+            return self._real.write(fd, memoryview(changed))
+        half = data[: max(1, len(data) // 2)] if fault.what in (What.SHORT, What.TRUNCATE) else data
+        written = self._real.write(fd, half)
+        return len(data) if fault.what is What.TRUNCATE else written
+
+    def sync(self, fd: int) -> None:
+        self._meet(At.SYNC, self._paths[fd])
+        self._real.sync(fd)
+        self._unsynced.discard(self._paths[fd])
+
+    def sync_folder(self, folder: Path) -> None:
+        self._meet(At.SYNC_FOLDER, folder)
+        self._real.sync_folder(folder)
+        self._unnamed = {}
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._meet(At.RENAME, old)
+        self._real.rename(old, new)
+        self._unnamed[new] = old
+
+    def unlink(self, path: Path) -> None:
+        self._meet(At.UNLINK, path)
+        self._real.unlink(path)
+        self._unsynced.discard(path)
+
+    def scan(self, folder: Path) -> list[Found]:
+        self._meet(At.SCAN, folder)
+        return self._real.scan(folder)
+
+
+class FaultyArena(Arena):
+    """An arena whose allocations and copies follow a plan; `name` says which tier it is."""
+
+    def __init__(self, *args: Any, faults: Faults, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.faults = faults
+
+    def take(self, page_class: str, n: int) -> Slots | None:
+        fault = self.faults.strike(At(f"{self.name}_take"), page_class) if n else None
+        return None if fault is not None else super().take(page_class, n)
+
+    def read(self, page_class: str, slots: Slots) -> Bytes:
+        fault = self._meet("read", page_class)
+        data = super().read(page_class, slots)
+        return _flipped(data) if fault is not None and fault.what is What.BIT_FLIP else data
+
+    def write(self, page_class: str, slots: Slots, data: Bytes) -> None:
+        fault = self._meet("write", page_class)
+        super().write(page_class, slots, _flipped(data) if fault is not None and fault.what is What.BIT_FLIP else data)
+
+    def _meet(self, direction: str, page_class: str) -> Fault | None:
+        fault = self.faults.strike(At(f"{self.name}_{direction}"), page_class)
+        if fault is not None and fault.what is What.OUT_OF_MEMORY:
+            raise torch.OutOfMemoryError("out of GPU memory") if self.name == "gpu" else MemoryError
+        return fault
+
+
+class FaultyClock:
+    """A clock that jumps when its plan says so."""
+
+    def __init__(self, clock: Clock, faults: Faults) -> None:
+        self._clock = clock
+        self._faults = faults
+        self._wall_off_ns = self._monotonic_off_ns = 0
+
+    def wall_ns(self) -> int:
+        if (fault := self._faults.strike(At.WALL_CLOCK)) is not None:
+            self._wall_off_ns += int(fault.seconds * NS_PER_S)
+        return self._clock.wall_ns() + self._wall_off_ns
+
+    def monotonic_ns(self) -> int:
+        if (fault := self._faults.strike(At.MONOTONIC_CLOCK)) is not None:
+            self._monotonic_off_ns += int(fault.seconds * NS_PER_S)
+        return self._clock.monotonic_ns() + self._monotonic_off_ns
+
+
+def _another(path: Path) -> Path:
+    """Another file of the same folder; the file itself when it is alone."""
+    others = sorted(p for p in path.parent.iterdir() if p.suffix == path.suffix and p != path)
+    return others[0] if others else path
+
+
+def _flipped(data: Bytes) -> Bytes:
+    changed = data.clone()
+    if changed.numel():
+        changed.view(-1)[changed.numel() // 2] ^= 0x10
+    return changed
