@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from engine_support import fork, prompt
-from test_engine_lineage import Run
+from lineage_support import Run
 
 from engine.consistency.state import State
 from engine.errors import ConfigError

@@ -5,58 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
-import torch
 from engine_support import checkpoint_at, fork, prompt
+from lineage_support import Run
 from test_engine_races import stopped_at
 
-from engine import LoadedState, NewState
-from engine.integrations.synthetic import SyntheticModel
-
 MODELS = ("small-deepseek-v4", "small-gemma-3", "small-llama")
-
-
-class Run:
-    """The synthetic model whose every byte past `at` tokens has another last bit: the same tokens in other chunks."""
-
-    def __init__(self, spec, at):
-        self.spec, self.at, self.model = spec, at, SyntheticModel(spec)
-        self.ratios = {
-            s.key: s.ratio for s in (*self.model._layouts.history.segments, *self.model._layouts.indexer.segments)
-        }
-
-    def prefill(self, tokens, start=0, at=None):
-        state = self.model.prefill(tokens, start, [len(tokens)] if at is None else at)
-        return NewState(
-            start_tokens=state.start_tokens,
-            end_tokens=state.end_tokens,
-            entries={key: self.flip(tensor, self.rows(key, start)) for key, tensor in state.entries.items()},
-            checkpoints={b: self.boundary(b, objects) for b, objects in state.checkpoints.items()},
-        )
-
-    def truth(self, tokens, boundary, replay=0):
-        truth = self.model.truth(tokens, boundary, replay)
-        return LoadedState(
-            boundary_tokens=boundary,
-            replay_tokens=replay,
-            entries={key: self.flip(tensor, self.rows(key, 0)) for key, tensor in truth.entries.items()},
-            boundary=self.boundary(boundary, truth.boundary),
-        )
-
-    def rows(self, key, start):
-        return max(0, self.at - start) // self.ratios[key]
-
-    def boundary(self, b, objects):
-        return {key: self.flip(tensor, 0) for key, tensor in objects.items()} if b > self.at else objects
-
-    def flip(self, tensor, first):
-        out = tensor.clone()
-        out[first:].view(torch.uint8).bitwise_xor_(1)
-        return out
-
-    def made(self, loaded, tokens):
-        truth = self.truth(tokens, loaded.boundary_tokens, loaded.replay_tokens)
-        pairs = [(truth.entries, loaded.entries), (truth.boundary, loaded.boundary)]
-        return all(a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a) for a, b in pairs)
 
 
 class Two:
@@ -363,3 +316,36 @@ def test_a_checkpoint_of_another_run_is_not_hung_on_pages_it_does_not_belong_to(
     assert two.commit(two.b, tokens, at=[2 * page, 6 * page]).outcome == "admitted"
     assert checkpoint_at(two.rig.node(prefix_id).record, 6 * page)
     assert two.served(tokens) == (6 * page, "b")
+
+
+@pytest.mark.parametrize("what", ["split", "renewed"])
+def test_what_was_split_or_renewed_is_adopted_whole(make_rig, tmp_path, what):
+    first = Two(make_rig(host_bytes=4 << 20, disk_bytes=4 << 20, data_dir=tmp_path))
+    page = first.rig.page
+    tokens = prompt(6 * page)
+    longer = fork(tokens, len(tokens), 9 * page, 1)
+    first.commit(first.a, tokens)
+    first.commit(first.a, longer, start=len(tokens))
+    if what == "split":
+        first.commit(first.a, fork(tokens, 3 * page, 5 * page, 2))
+    else:
+        offload(first, "host")
+        first.commit(first.a, tokens)
+    first.rig.engine.close()
+    two = Two(make_rig(host_bytes=4 << 20, disk_bytes=4 << 20, data_dir=tmp_path))
+    assert two.rig.engine.adoption.orphans == 0
+    assert two.served(longer) == (len(longer), "a")
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_second_commit_with_one_lease_goes_on_where_the_first_ended_if_that_still_stands(two, other):
+    page = two.rig.page
+    tokens = prompt(6 * page)
+    longer = fork(tokens, len(tokens), 9 * page, 1)
+    with two.rig.engine.acquire(tokens) as lease:
+        assert two.commit(two.a, tokens, lease=lease).outcome == "admitted"
+        if other:
+            two.commit(two.b, tokens)
+        done = two.commit(two.a, longer, start=len(tokens), lease=lease)
+    assert done.reason == ("other_lineage" if other else "ok")
+    assert two.served(longer) == ((len(tokens), "b") if other else (len(longer), "a"))
