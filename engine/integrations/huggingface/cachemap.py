@@ -22,7 +22,7 @@ class CacheMap:
     """The facets of every layer of one model, measured once: takes state out, and puts it into a new cache."""
 
     config: Any
-    device: torch.device
+    devices: tuple[torch.device, ...]  # a layer's own: a model may be spread over several
     facets: tuple[tuple[Facet, ...], ...]
 
     @classmethod
@@ -42,7 +42,7 @@ class CacheMap:
             model(input_ids=ids, past_key_values=cache, use_cache=True)
         latent = [bool(getattr(layer, "kv_lora_rank", None)) for layer in config.per_layer_config]
         facets = tuple(facets_of(layer, index, latent=latent[index]) for index, layer in enumerate(cache.layers))
-        return cls(model.config, model.device, facets)
+        return cls(model.config, tuple(_device_of(layer, model.device) for layer in cache.layers), facets)
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -78,7 +78,7 @@ class CacheMap:
         tensors = {**state.entries, **state.boundary}
         for index, layer, facets in self._layers(cache):
             for facet in facets:
-                facet.fill(layer, state.boundary_tokens, Rows(index, tensors, self.device))
+                facet.fill(layer, state.boundary_tokens, Rows(index, tensors, self.devices[index]))
         return cache
 
     def filled_for_replay(self, state: LoadedState, position: int) -> Any:
@@ -86,7 +86,7 @@ class CacheMap:
         cache = new_cache(self.config)
         for index, layer, facets in self._layers(cache):
             for facet in facets:
-                facet.fill_for_replay(layer, position, Rows(index, state.entries, self.device))
+                facet.fill_for_replay(layer, position, Rows(index, state.entries, self.devices[index]))
         return cache
 
     @property
@@ -103,6 +103,11 @@ def new_cache(config: Any) -> Any:
             f"transformers has no cache layer class for layers of type {error}; import the model's module first, "
             "or the type is not supported by this version"
         ) from error
+
+
+def _device_of(layer: Any, default: torch.device) -> torch.device:
+    device = getattr(layer, "device", None)
+    return torch.device(device) if device is not None else default
 
 
 def _keyed(pieces: Any) -> dict[SegmentKey, torch.Tensor]:

@@ -263,10 +263,11 @@ class PrefixCache:
 
     def _commit_new(self, prefill: Prefill) -> CommitResult:
         """Hand everything from `start_tokens` to the engine, what an earlier commit handed over included: pages that
-        the lease did not read are compared again, as another run may have taken their place."""
+        the lease does not hold are compared again, as another run may have taken their place. Once the lease is over
+        (given back, or expired while a long answer was decoded) it holds none."""
         end = prefill.position
         with prefill.timings.measure("capture_s"):
-            start = 0 if prefill.lease.approximate else prefill.start_tokens
+            start = 0 if prefill.lease.approximate or prefill.lease.released else prefill.start_tokens
             state = NewState(
                 start_tokens=start,
                 end_tokens=end,

@@ -25,7 +25,7 @@ def replaying(cache_map: CacheMap, cache: Any, state: LoadedState) -> Iterator[N
     """While open, `cache` keeps the entries of `state` instead of those that the model computes again."""
     try:
         for index, (layer, facets) in enumerate(zip(cache.layers, cache_map.facets, strict=True)):
-            rows = Rows(index, state.entries, cache_map.device)
+            rows = Rows(index, state.entries, cache_map.devices[index])
             for facet in facets:
                 _keep(facet, layer, rows)
         yield
