@@ -16,6 +16,7 @@ from engine.consistency.prefix import Checkpoint, PrefixRecord
 from engine.integrations.synthetic import SyntheticModel
 from engine.memory.arena import Arena
 from engine.memory.codec import LOSSY
+from engine.memory.faults import Faults
 from engine.schedule.publish import CommitResult
 
 POISON = 0xAA
@@ -57,14 +58,20 @@ class Rig:
     """One engine, its model and its clock."""
 
     def __init__(
-        self, name: str = "small-deepseek-v4", *, clock: ManualClock | None = None, spec: Any = None, **config: Any
+        self,
+        name: str = "small-deepseek-v4",
+        *,
+        clock: ManualClock | None = None,
+        spec: Any = None,
+        faults: Faults | None = None,
+        **config: Any,
     ) -> None:
         self.spec = spec or preset(name)
         self.clock = clock or ManualClock()
         self.log = SpanLog()
         settings = {"gpu_bytes": 4 << 20, "slab_bytes": SLAB_BYTES, **config}
         self.engine = CacheEngine(
-            self.spec, EngineConfig(**settings), span_processors=[self.log], clock=self.clock
+            self.spec, EngineConfig(**settings), span_processors=[self.log], clock=self.clock, faults=faults
         )  # fmt: skip
         self.model = SyntheticModel(self.spec, codec=config.get("codec", "none"))
         wide = bool(config.get("code_compressed"))
@@ -160,7 +167,7 @@ def poison_freed_slots(patch: Any) -> None:
     def give_poisoned(arena: Arena, page_class: str, slots: Any) -> None:
         if arena._buffer is not None and len(slots):
             shape = (len(slots), arena.slot_bytes(page_class))
-            arena.write(page_class, slots, _filler(shape))
+            Arena.write(arena, page_class, slots, _filler(shape))  # not a write that a fault can strike
         give(arena, page_class, slots)
 
     patch.setattr(Arena, "give", give_poisoned)

@@ -73,7 +73,12 @@ class DiskRoom:
         copy = holding.gpu or holding.host
         if disk is None or copy is None:
             return False
-        data, sums = self._bytes_of(node, holding, copy)
+        try:
+            data, sums = self._bytes_of(node, holding, copy)
+        except CorruptObject:
+            raise
+        except EngineError:  # the tier it lies in does not answer, or there is no memory to pass through
+            return False
         guess_bytes = data.numel() + len(tokens) + 8 * len(sums) + 4096
         if not self.reserve(guess_bytes, node, may_evict):
             return False
@@ -115,11 +120,12 @@ class DiskRoom:
                 cap = ledger.caps.disk_bytes
                 if (cap is None or disk.used_bytes + n_bytes <= cap) and disk.reserve(n_bytes):
                     return True
-                if not may_evict or not self.shed(wanting, cause):
+                leaving = disk.leaving_bytes > 0
+                if not leaving and not (may_evict and self.shed(wanting, cause)):
                     return False
             self._tiers.sweep()
-            if disk.leaving_bytes and self._tiers.sweep_fails:
-                return False  # what is evicted does not leave the device: evicting more would make no room
+            if leaving and self._tiers.sweep_fails:
+                return False  # what was evicted does not leave the device: evicting more would make no room
         return False
 
     def shed(self, wanting: PrefixNode | None, cause: CauseOf) -> bool:

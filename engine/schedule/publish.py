@@ -137,7 +137,10 @@ class Publisher:
             if reason := self._reserve(draft, positions, stale, new_prefixes):
                 return self.refuse(reason)
             if state is not None:
-                self._write(draft, state)
+                try:
+                    self._write(draft, state)
+                except OutOfMemory:  # of the copy on its way; the slots are there
+                    return self.refuse("out_of_memory")
             with ledger.lock:
                 done = self._publish(space, tokens, pages, draft, cause, span)
                 if lease is not None and done.prefix_id:

@@ -49,7 +49,7 @@ class FormQueue:
         self._work: deque[_Item] = deque()
         self._ready = Condition()
         self._closed = False
-        self._thread = self._hire()
+        self._hire()
 
     @property
     def depth(self) -> int:
@@ -74,13 +74,17 @@ class FormQueue:
         with self._ready:
             self._closed = True
             self._ready.notify()
-        while (thread := self._thread).is_alive():  # one that dies has its successor in place by then
+        while (thread := self._worker()).is_alive():  # one that dies has its successor in place by then
             thread.join()
 
-    def _hire(self) -> Thread:
-        thread = Thread(target=self._run, name=f"kvdeck-{self.form}", daemon=True)
-        thread.start()
-        return thread
+    def _hire(self) -> None:
+        with self._ready:
+            self._thread = Thread(target=self._run, name=f"kvdeck-{self.form}", daemon=True)
+            self._thread.start()
+
+    def _worker(self) -> Thread:
+        with self._ready:
+            return self._thread
 
     def _run(self) -> None:
         item: _Item | None = None
@@ -101,7 +105,7 @@ class FormQueue:
             with self._ready:
                 if item is not None:
                     self._work.appendleft(item)
-            self._thread = self._hire()
+            self._hire()
 
     def _take(self) -> _Item | None:
         with self._ready:
