@@ -18,6 +18,7 @@ import transformers
 from transformers import DynamicCache
 
 transformers.logging.set_verbosity_error()
+torch.set_num_threads(1)  # threads wait for each other longer than these models compute
 
 VOCABULARY = 199
 WINDOW = 16
