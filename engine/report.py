@@ -36,7 +36,11 @@ def stats(ledger: Ledger, queues: FormQueues, pace: PrefillPace) -> dict[str, An
                 name: {"slot_bytes": u.slot_bytes, "slabs": u.slabs, "used_slots": u.used_slots, "slots": u.slots}
                 for name, u in usage.items()
             },
-            "queues": {str(q.form): {"depth": q.depth, "bound": q.bound} for q in queues.all()},
+            "queues": {
+                str(q.form): {"depth": q.depth, "bound": q.bound, "failures": q.failures, "deaths": q.deaths}
+                for q in queues.all()
+            },
+            "io": ledger.tiers.io_figures(),
             "prefill": {"tokens_per_s": pace.tokens_per_s, "reports": pace.reports},
             "leases": len(ledger.leases),
             "oldest_lease_s": ledger.leases.oldest_s(),

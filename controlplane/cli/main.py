@@ -14,6 +14,7 @@ from controlplane.cli import (
     identify,
     look,
     policy,
+    quarantine,
     replay,
     serve,
     spec,
@@ -32,7 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for module in (up, serve, look, act, steer, policy, alert, token, identify, check):
+for module in (up, serve, look, act, steer, policy, alert, token, identify, check, quarantine):
     module.register(app)
 app.command("engine")(engine_host.engine)
 app.command("replay")(replay.replay)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
@@ -175,6 +176,26 @@ class Tiers:
             except Overdue:
                 self.sweep_failures, self.sweep_fails = self.sweep_failures + 1, True
                 io.breaker.trip()
+
+    @property
+    def stuck_calls(self) -> int:
+        """Calls to the disk that nobody waits for any more and that have not come back."""
+        return self._lane.stuck
+
+    def io_figures(self) -> dict[str, dict[str, Any]]:
+        """How each tier's device behaves: its breaker, retries, and for the disk what did not come back or could not
+        be deleted."""
+        found: dict[str, dict[str, Any]] = {
+            str(tier): {"breaker": str(io.breaker.state), "retries": io.retries} for tier, io in self.io.items()
+        }
+        if self.disk is None:
+            del found[Tier.DISK]
+        else:
+            found[Tier.DISK] |= {
+                "stuck": self._lane.stuck, "overdue": self._lane.overdue, "leaving_bytes": self.disk.leaving_bytes,
+                "sweep_failures": self.sweep_failures,
+            }  # fmt: skip
+        return found
 
     def close(self) -> None:
         """Write no more; give the folder to others as soon as no call to the device is out."""

@@ -107,6 +107,11 @@ class CircuitBreaker:
         waited = self._clock.monotonic_ns() - self._opened_ns
         return Breaker.HALF_OPEN if waited >= self._cool_down_ns else Breaker.OPEN
 
+    @property
+    def rung(self) -> int:
+        """0 closed, 1 half open, 2 open."""
+        return (Breaker.CLOSED, Breaker.HALF_OPEN, Breaker.OPEN).index(self.state)
+
     def admits(self) -> bool:
         """May a transfer start? In half-open state only one at a time."""
         with self._lock:

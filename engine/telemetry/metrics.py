@@ -71,6 +71,8 @@ class EngineMetrics:
             ("kvcache.leases", "1", lambda: [(len(ledger.leases), {})]),
             ("kvcache.lease.age", "s", lambda: [(ledger.leases.oldest_s(), {})]),
             ("kvcache.mode", "1", lambda: [(mode().rung, {})]),
+            ("kvcache.tier.breaker", "1", self._breakers),
+            ("kvcache.tier.stuck", "1", lambda: [(ledger.tiers.stuck_calls, {"tier": str(Tier.DISK)})]),
             ("kvcache.codec.logit_error", "1", self._logit_errors),
             ("kvcache.codec.kl", "nat", self._divergences),
         ):
@@ -117,6 +119,9 @@ class EngineMetrics:
             for tier, found in figures.items()
             for name, n in found.items()
         ]
+
+    def _breakers(self) -> Rows:
+        return [(transfer.breaker.rung, {"tier": str(tier)}) for tier, transfer in self._ledger.tiers.io.items()]
 
     def _logit_errors(self) -> Rows:
         q = self._quality
