@@ -20,16 +20,17 @@ from engine.clock import Clock, SystemClock
 from engine.commands import CommandOutcome, CommandRequest, Commands
 from engine.config import EngineConfig, Mode
 from engine.consistency.admission import Caps
+from engine.consistency.graph import GraphGuard, PageTable
 from engine.consistency.lease import Lease
 from engine.consistency.prefix import CauseOf
 from engine.consistency.state import Cause
 from engine.desired import parse_desired
-from engine.errors import ConfigError, CorruptObject, EngineClosed, EngineError, StateMismatch
+from engine.errors import ConfigError, CorruptObject, EngineClosed, EngineError, StalePointer, StateMismatch
 from engine.index.radix import TOKEN_BYTES
 from engine.index.space import space_of
 from engine.memory.faults import Faults, FaultyClock
 from engine.memory.tiers import Tiers
-from engine.model.objects import ObjectKind, layouts_of
+from engine.model.objects import ObjectKind, SegmentKey, layouts_of
 from engine.model.spec import ModelSpec
 from engine.schedule.adopt import Adopter, Adoption
 from engine.schedule.ledger import Counters, Ledger
@@ -51,6 +52,7 @@ from engine.tokens import Tokens, check_namespace, token_bytes
 if TYPE_CHECKING:
     import torch
 
+    from engine.memory.paged import PagedView
     from engine.memory.state import LoadedState, NewState
 
 
@@ -253,11 +255,38 @@ class CacheEngine:
     def page_table(self, lease: Lease, kind: ObjectKind) -> torch.Tensor:
         """Called by `Lease.page_table`: byte offsets in the GPU buffer, int64 [pages]."""
         with self._ledger.lock:
-            self._ledger.leases.check(lease)
-            self._check_pointers(lease)
-            return self._tiers.page_table(lease.spans.get(kind, []))
+            offsets = self._page_offsets(lease, kind)
+        return offsets.to(self._tiers.gpu.buffer.device)
+
+    def fill_page_table(self, lease: Lease, kind: ObjectKind, table: PageTable) -> int:
+        """Called by `Lease.fill_page_table`. As in `load`, pointers are compared before the copy and after it."""
+        with self._ledger.lock:
+            offsets = self._page_offsets(lease, kind)
+            lease.reading += 1
+        try:
+            table.fill(offsets)
+        finally:
+            with self._ledger.lock:
+                lease.reading -= 1
+        try:
+            with self._ledger.lock:
+                self._check_pointers(lease)
+        except StalePointer:  # a page was found damaged meanwhile
+            table.fill(offsets[:0])
+            raise
+        return len(offsets)
+
+    def _page_offsets(self, lease: Lease, kind: ObjectKind) -> torch.Tensor:
+        """Under the lock."""
+        self._ledger.leases.check(lease)
+        self._check_pointers(lease)
+        known = self._ledger.layouts.span_kinds
+        if kind not in known:
+            raise ConfigError(f"{kind!s} has no pages in this model; kinds with pages: {', '.join(known) or 'none'}")
+        return self._tiers.page_offsets(lease.spans.get(kind, []))
 
     def release(self, lease: Lease) -> None:
+        self._tiers.reads_given()  # kernels over a page table may still be at it
         with self._ledger.lock:
             self._ledger.leases.release(lease)
 
@@ -268,6 +297,27 @@ class CacheEngine:
                 gpu.check_current(bound.pointer)
         for bound in lease.blocks.values():
             gpu.check_current(bound.pointer)
+
+    # -- paged kernels and CUDA graphs (docs/howto/paged-kernels.md) ------------------------------------------------
+
+    @property
+    def graph(self) -> GraphGuard:
+        """The CUDA-graph guard: open a window around capture and replay."""
+        return self._ledger.graph
+
+    def new_page_table(self, capacity_pages: int) -> PageTable:
+        """A page table on the engine's device whose address never changes, for `Lease.fill_page_table`.
+
+        Raises `ConfigError` for a capacity below 1, `NotMaterialised` for an engine that only keeps books.
+        """
+        return PageTable(capacity_pages, self._tiers.gpu.buffer.device)
+
+    def paged_view(self, kind: ObjectKind, key: SegmentKey) -> PagedView:
+        """Where a kernel finds one tensor in the pages that a page table of `kind` lists. Nothing may be written there.
+
+        Raises `ConfigError` for a tensor that these pages do not hold, `NotMaterialised` without bytes.
+        """
+        return self._tiers.paged_view(kind, key)
 
     # -- administration ---------------------------------------------------------------------------------------------
 
@@ -404,11 +454,6 @@ class CacheEngine:
     def index(self) -> Any:
         """The radix index, for benchmarks of the match alone; hold no reference to its nodes."""
         return self._ledger.index
-
-    @property
-    def graph(self) -> Any:
-        """The CUDA-graph guard: open a window around capture and replay."""
-        return self._ledger.graph
 
 
 def _basis_refuses(lease: Lease | None, state: NewState | None) -> str:

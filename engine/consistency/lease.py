@@ -16,6 +16,7 @@ from engine.model.objects import ObjectKind
 if TYPE_CHECKING:
     import torch
 
+    from engine.consistency.graph import PageTable
     from engine.memory.state import LoadedState
 
 
@@ -66,6 +67,8 @@ class LeaseSource(Protocol):
     def load(self, lease: Lease) -> LoadedState: ...
 
     def page_table(self, lease: Lease, kind: ObjectKind) -> torch.Tensor: ...
+
+    def fill_page_table(self, lease: Lease, kind: ObjectKind, table: PageTable) -> int: ...
 
     def release(self, lease: Lease) -> None: ...
 
@@ -150,8 +153,17 @@ class Lease:
         return self._source.load(self)
 
     def page_table(self, kind: ObjectKind) -> torch.Tensor:
-        """Byte offsets of the pages in the GPU buffer, int64 [pages]. Raises `LeaseExpired`, `StalePointer`."""
+        """Byte offsets of the pages in the GPU buffer, int64 [pages]. Raises as `fill_page_table` does."""
         return self._source.page_table(self, kind)
+
+    def fill_page_table(self, kind: ObjectKind, table: PageTable) -> int:
+        """Put the same offsets into a table at a fixed address (`CacheEngine.new_page_table`); how many pages.
+
+        The copy is made on the caller's current stream. Raises `LeaseExpired`, `StalePointer`, `CodecRefused` for pages
+        in coded form, and `ConfigError` past the table's capacity or for a kind without pages; the table stays as it
+        was, but after a `StalePointer` it may be empty.
+        """
+        return self._source.fill_page_table(self, kind, table)
 
     def release(self) -> None:
         """Give the right back. Twice is once."""

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from engine.errors import ConfigError, NotMaterialised, StalePointer
+from engine.model.objects import ALIGNMENT_BYTES
 
 Slots = npt.NDArray[np.int32]
 Generations = npt.NDArray[np.uint32]
@@ -123,6 +124,7 @@ class Arena:
         materialise: bool = True,
     ) -> None:
         widest = max(classes.values())
+        slab_bytes -= slab_bytes % ALIGNMENT_BYTES  # else slots of later slabs could not be read in their own dtype
         if widest > slab_bytes:
             raise ConfigError(
                 f"{name}: a slot of {widest:,} bytes does not fit a slab of {slab_bytes:,}; raise slab_bytes"
@@ -139,13 +141,15 @@ class Arena:
         self._on_host: npt.NDArray[np.uint8] | None = None
         if materialise:
             try:
-                self._buffer = torch.empty(self.total_bytes, dtype=torch.uint8, device=device, pin_memory=pin)
+                with torch.inference_mode(False):  # an inference tensor could not be written to outside that mode
+                    self._buffer = torch.empty(self.total_bytes, dtype=torch.uint8, device=device, pin_memory=pin)
             except (RuntimeError, AssertionError, MemoryError) as error:  # torch has no class of its own for these
                 why = str(error).splitlines()[0]
                 raise ConfigError(f"{name}: {self.total_bytes:,} bytes on {device!r} cannot be had: {why}") from error
             # Host copies go through numpy: one thread, so that they never wait for the model's thread pool.
             self._on_host = self._buffer.numpy() if self._buffer.device.type == "cpu" else None
         self.live_bytes = 0
+        self.freed_slots = 0  # ever: while it stands, every pointer that was current still is
 
     # -- allocation -------------------------------------------------------------------------------------------------
 
@@ -163,6 +167,7 @@ class Arena:
         """Free slots; their generations move."""
         cls = self._classes[page_class]
         cls.give(slots)
+        self.freed_slots += len(slots)
         self.live_bytes -= len(slots) * cls.slot_bytes
 
     def slot_bytes(self, page_class: str) -> int:

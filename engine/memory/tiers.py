@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from engine.clock import Clock
-from engine.errors import CorruptObject, OutOfMemory, TierUnavailable
+from engine.errors import CodecRefused, ConfigError, CorruptObject, OutOfMemory, TierUnavailable
 from engine.memory.arena import Arena, Slots
 from engine.memory.checksum import PageSums, page_sums
 from engine.memory.codec import CODECS, NATIVE, NATIVE_META, CodecMeta, PageCodec
@@ -26,7 +26,8 @@ from engine.memory.diskfile import ObjectHeader
 from engine.memory.faults import Faults, FaultyArena, FaultyDevice
 from engine.memory.holding import Bound, DiskCopy, Holding, SlotCopy, Tier
 from engine.memory.lane import Lane, Overdue
-from engine.memory.layout import empty_sections, join, unpack_block, unpack_pages
+from engine.memory.layout import empty_sections, join, torch_dtype, unpack_block, unpack_pages
+from engine.memory.paged import PagedView
 from engine.memory.state import LoadedState
 from engine.memory.transfer import NO_MEMORY, Breaker, CopyStream, Transfer
 from engine.model.objects import ObjectKind, PrefixLayouts, SegmentKey
@@ -78,7 +79,7 @@ class Tiers:
         self.sweep_failures = 0
         self.sweep_fails = False  # the last one could not delete all
         self._sweeping = Lock()
-        self._stream = CopyStream(device)
+        self._stream = CopyStream(device if materialise else "cpu")
 
     def _classes(self) -> dict[str, int]:
         found = {}
@@ -329,11 +330,30 @@ class Tiers:
             boundary_tokens=boundary, replay_tokens=replay_tokens, entries=entries, boundary=boundary_tensors
         )
 
-    def page_table(self, bounds: Sequence[Bound]) -> torch.Tensor:
-        """Byte offsets of bound pages in the GPU buffer, int64 [pages], on its device. Under the engine lock."""
+    def page_offsets(self, bounds: Sequence[Bound]) -> torch.Tensor:
+        """Byte offsets of bound pages in the GPU buffer, int64 [pages] on the host. Under the engine lock.
+
+        Raises `CodecRefused` for coded pages: they are laid out otherwise, and a kernel would read them as if native.
+        """
+        coded = sorted({b.meta.codec for b in bounds if b.meta.codec != NATIVE})
+        if coded:
+            raise CodecRefused(f"pages are coded ({', '.join(coded)}), which no paged kernel can read; load the lease instead")
         parts = [self.gpu.addresses(b.pointer.page_class, b.pointer.slots) for b in bounds]
-        offsets = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-        return torch.from_numpy(offsets).to(self.gpu.buffer.device)
+        return torch.from_numpy(np.concatenate(parts) if parts else np.empty(0, dtype=np.int64))
+
+    def paged_view(self, kind: ObjectKind, key: SegmentKey) -> PagedView:
+        """Raises `ConfigError` for a tensor that the kind's pages do not have, `NotMaterialised` without bytes."""
+        for segment in self.layouts.of(kind).segments if kind in self.layouts.span_kinds else ():
+            if segment.key == key:
+                return PagedView(
+                    buffer=self.gpu.buffer, offset_bytes=segment.offset_bytes, rows=segment.rows, width=segment.width,
+                    dtype=torch_dtype(segment.dtype),
+                )  # fmt: skip
+        raise ConfigError(f"pages of {kind!s} hold no {SegmentKey(*key)!s}; layouts_of(spec) lists what they hold")
+
+    def reads_given(self) -> None:
+        """The caller's own stream was given reads of pages: they are not overwritten before those are done."""
+        self._stream.follow()
 
     def _gather(self, bounds: Sequence[Bound]) -> list[torch.Tensor]:
         """Native pages [n, slot_bytes] of neighbouring pointers, one read for each run of the same form."""

@@ -264,6 +264,12 @@ class CopyStream:
         self._stream.synchronize()
         return result
 
+    def follow(self) -> None:
+        """What the caller's own stream was given so far reads pages: what runs here from now on comes after it."""
+        if self._stream is None or torch.cuda.is_current_stream_capturing():  # a capture runs nothing yet
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+
     def finish_reads(self) -> None:
         """Wait for reads the caller's own stream was given: until then the pages they read must not be freed."""
         if self._stream is not None:

@@ -88,7 +88,9 @@ class Ledger:
         self.ring = ring
         self.clock = clock
         self.caps = caps
-        self.graph = GraphGuard(self.lock)
+        self.graph = GraphGuard(
+            self.lock, freed_slots=lambda: tiers.gpu.freed_slots, reads_given=tiers.reads_given
+        )  # fmt: skip
         self.leases = LeaseTable(clock, lease_s)
         self.index: RadixIndex[PrefixRecord] = RadixIndex(spec.page_tokens, spec.fingerprint, self._root_record)
         self.nodes: dict[str, PrefixNode] = {}
