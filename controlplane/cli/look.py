@@ -75,7 +75,7 @@ def _alert_row(alert: dict[str, Any]) -> tuple[Any, ...]:
 
 def prefixes(
     engine: EngineOption = "",
-    state: Annotated[str, typer.Option(help="FULL, COMPRESSED, PARTIAL_OFFLOAD, APPROXIMATE, QUARANTINED, EVICTED...")] = "",
+    state: Annotated[str, typer.Option(help="FULL, PARTIAL_OFFLOAD, APPROXIMATE, QUARANTINED...")] = "",
     namespace: Annotated[str, typer.Option(help="Only this namespace.")] = "",
     search: Annotated[str, typer.Option(help="The beginning of an id.")] = "",
     order: Annotated[str, typer.Option(help="served, or what the API offers.")] = "served",
