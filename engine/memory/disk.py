@@ -83,11 +83,12 @@ class DiskTier:
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(0o700)
         self._quarantine = Quarantine(folder / "quarantine", quota_bytes // QUARANTINE_SHARE, self._device)
-        self._lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock_fd: int | None = lock_fd
         try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(self._lock_fd)
+            os.close(lock_fd)
             raise FolderLocked(
                 f"{folder}: another engine uses this folder; stop it or give this one another data_dir"
             ) from error
@@ -106,7 +107,9 @@ class DiskTier:
     def let_go(self) -> None:
         """Unlock the folder: it may be another engine's from now on. Only when no call to the device is out."""
         self.closed = True
-        os.close(self._lock_fd)
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
