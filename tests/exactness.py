@@ -145,6 +145,16 @@ class Cell:
         return f"{self.outcome}: {self.reason}"
 
 
+class Place(NamedTuple):
+    """Where a cell runs, and in which precision."""
+
+    device: str = "cpu"
+    dtype: str = "float32"
+
+
+HERE = Place()
+
+
 class _Prepared(NamedTuple):
     """A request to be made: its prompt, the cuts of an uninterrupted run of it, and why nothing was kept for it."""
 
@@ -181,45 +191,49 @@ def every_cell() -> Iterator[tuple[str, str, str]]:
                 yield model, boundary, route
 
 
-def run_cell(model: str, boundary: str, route: str) -> Cell:
-    """The cell, run with all the others of its model and route when the first of them is asked for."""
-    return _cells_of(model, route)[boundary]
+def run_cell(model: str, boundary: str, route: str, place: Place = HERE) -> Cell:
+    """The cell, run with all the others of its model, route and place when the first of them is asked for."""
+    return _cells_of(model, route, place)[boundary]
 
 
 # -- a set-up: one engine, all boundaries ---------------------------------------------------------------------------
 
 
+def the_model(name: str, place: Place = HERE) -> Any:
+    return _built(name, place)
+
+
 @cache
-def the_model(name: str) -> Any:
-    model = tiny_model(name)
+def _built(name: str, place: Place) -> Any:
+    model = tiny_model(name, dtype=getattr(torch, place.dtype), device=place.device)
     model.generation_config.eos_token_id = None  # random weights end a sequence at random
     return model
 
 
 @cache
-def _spec(name: str) -> Any:
-    return spec_of(the_model(name), page_tokens=PAGE_TOKENS)
+def _spec(name: str, place: Place) -> Any:
+    return spec_of(the_model(name, place), page_tokens=PAGE_TOKENS)
 
 
 @cache
-def _cells_of(model: str, route: str) -> dict[str, Cell]:
+def _cells_of(model: str, route: str, place: Place) -> dict[str, Cell]:
     use_one_thread()  # oracle and engine alike
     with tempfile.TemporaryDirectory() as folder:
         config = EngineConfig(
-            gpu_bytes=TIER_BYTES, host_bytes=TIER_BYTES if ROUTES[route].tier == "host" else 0,
+            device=place.device, gpu_bytes=TIER_BYTES, host_bytes=TIER_BYTES if ROUTES[route].tier == "host" else 0,
             disk_bytes=TIER_BYTES if ROUTES[route].tier == "disk" else 0, data_dir=Path(folder), spans=False,
             prefill_tokens_per_s=50.0,  # so that every restore pays
         )  # fmt: skip
-        engine = CacheEngine(_spec(model), config)
+        engine = CacheEngine(_spec(model, place), config)
         try:
-            before = PrefixCache(the_model(model), engine)
+            before = PrefixCache(the_model(model, place), engine)
             prepared = {name: _prepare(before, b, seed) for seed, (name, b) in enumerate(BOUNDARIES.items())}
             refused = _send(engine, ROUTES[route])
             if ROUTES[route].restart:
                 engine.close()
-                engine = CacheEngine(_spec(model), config)
-            after = PrefixCache(the_model(model), engine)
-            return {name: _judge(model, name, route, after, prepared[name], refused) for name in BOUNDARIES}
+                engine = CacheEngine(_spec(model, place), config)
+            after = PrefixCache(the_model(model, place), engine)
+            return {name: _judge(model, name, route, place, after, prepared[name], refused) for name in BOUNDARIES}
         finally:
             engine.close()
 
@@ -264,7 +278,13 @@ def _send(engine: CacheEngine, route: Route) -> dict[str, str]:
 
 
 def _judge(
-    model: str, boundary: str, route: str, prefix_cache: PrefixCache, prepared: _Prepared, refused: dict[str, str]
+    model: str,
+    boundary: str,
+    route: str,
+    place: Place,
+    prefix_cache: PrefixCache,
+    prepared: _Prepared,
+    refused: dict[str, str],
 ) -> Cell:
     served = _serve(prefix_cache, prepared.prompt)
     hit = served.generation.usable_tokens
@@ -273,7 +293,7 @@ def _judge(
     if wrong := _not_as_computed(served.generation):
         return Cell(**at, outcome="wrong", reason=wrong)
     cuts = prepared.cuts if hit else tuple(page_cuts(len(prepared.prompt) - 1, PAGE_TOKENS))
-    compared, wrong = _difference(model, prepared.prompt, cuts, served)
+    compared, wrong = _difference(model, place, prepared.prompt, cuts, served)
     if wrong:
         return Cell(**at, outcome="wrong", reason=wrong)
     at["compared_logits"] = compared
@@ -286,7 +306,7 @@ def _judge(
         return Cell(**at, outcome="bit-equal")
     if why.prefix_id in refused:  # it could not go this way, and was served from where it was
         return Cell(**at, outcome="refused", reason=refused[why.prefix_id])
-    if why.tier == "gpu" and served.generation.replay_tokens and not _spec(model).history_parts:
+    if why.tier == "gpu" and served.generation.replay_tokens and not _spec(model, place).history_parts:
         return Cell(**at, outcome="refused", reason=NOTHING_STORED)
     return Cell(**at, outcome="wrong", reason=f"it came another way: {why.tier}, {why.codec}")
 
@@ -320,9 +340,11 @@ def _not_as_computed(made: Generation) -> str:
     return f"{made.computed_tokens} tokens were computed where a hit of {hit} leaves {wanted}"
 
 
-def _difference(model: str, prompt: np.ndarray, cuts: tuple[int, ...], served: _Served) -> tuple[int, str]:
+def _difference(
+    model: str, place: Place, prompt: np.ndarray, cuts: tuple[int, ...], served: _Served
+) -> tuple[int, str]:
     """How many logits behind the hit were compared with the oracle's, and the first difference in words."""
-    tokens, logits = oracle(model, prompt.tobytes(), cuts)
+    tokens, logits = oracle(model, prompt.tobytes(), cuts, place)
     behind = sum(cut > served.generation.usable_tokens for cut in cuts) + NEW_TOKENS
     if len(served.logits) < behind:
         return 0, f"the model was called {len(served.logits)} times where {behind} calls lie behind the hit"
@@ -336,13 +358,15 @@ def _difference(model: str, prompt: np.ndarray, cuts: tuple[int, ...], served: _
 
 
 @cache
-def oracle(model: str, prompt: bytes, cuts: tuple[int, ...]) -> tuple[np.ndarray, list[torch.Tensor]]:
+def oracle(
+    model: str, prompt: bytes, cuts: tuple[int, ...], place: Place = HERE
+) -> tuple[np.ndarray, list[torch.Tensor]]:
     """(Greedy tokens, last logits of every call) of an uninterrupted run on one cache object."""
     tokens = np.frombuffer(prompt, dtype=np.int32)
-    state, logits = uninterrupted(the_model(model), tokens, cuts)
+    state, logits = uninterrupted(the_model(model, place), tokens, cuts)
     new = [int(logits[-1].argmax())]
     while len(new) < NEW_TOKENS:
         last = np.array(new[-1:], dtype=np.int32)
-        logits.append(call(the_model(model), last, state, len(tokens) + len(new) - 1))
+        logits.append(call(the_model(model, place), last, state, len(tokens) + len(new) - 1))
         new.append(int(logits[-1].argmax()))
     return np.array(new, dtype=np.int32), logits
