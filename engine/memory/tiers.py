@@ -337,7 +337,9 @@ class Tiers:
         """
         coded = sorted({b.meta.codec for b in bounds if b.meta.codec != NATIVE})
         if coded:
-            raise CodecRefused(f"pages are coded ({', '.join(coded)}), which no paged kernel can read; load the lease instead")
+            raise CodecRefused(
+                f"pages are coded ({', '.join(coded)}), which no paged kernel can read; load the lease instead"
+            )
         parts = [self.gpu.addresses(b.pointer.page_class, b.pointer.slots) for b in bounds]
         return torch.from_numpy(np.concatenate(parts) if parts else np.empty(0, dtype=np.int64))
 

@@ -43,3 +43,12 @@ def test_the_how_to_of_attaching_a_model_runs_as_it_is_written():
         exec(compile("\n".join(line[indent:] for line in lines), "attach-your-model.md", "exec"), names)
     assert names["again"].explanation.outcome == "hit"
     assert names["logits"].shape == (512,)
+
+
+def test_the_how_to_of_paged_kernels_runs_as_it_is_written():
+    page = (ROOT / "docs" / "howto" / "paged-kernels.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    names: dict[str, Any] = {}
+    exec(compile(code, "paged-kernels.md", "exec"), names)
+    assert names["table"].length == 4
+    assert names["keys"].shape == (256, 16)
