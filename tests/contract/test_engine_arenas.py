@@ -1,4 +1,4 @@
-"""One suite for the arenas of an engine: the GPU tier (on a CPU here) and the host tier behave alike."""
+"""One suite for the arenas of an engine: the GPU tier (on a CPU or on a GPU) and the host tier behave alike."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from engine import Tier
 from engine.errors import StalePointer
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    return request.param
+
+
 @pytest.fixture(params=["gpu", "host"])
-def arena(request, make_rig):
-    rig = make_rig(gpu_bytes=512 << 10, host_bytes=512 << 10)
+def arena(request, make_rig, device):
+    rig = make_rig(device=device, gpu_bytes=512 << 10, host_bytes=512 << 10)
     return rig.ledger.tiers.arena(Tier(request.param))
 
 
@@ -27,7 +32,7 @@ def test_what_is_written_is_read_back_in_any_order(arena, page_class):
     data = torch.randint(0, 256, (9, arena.slot_bytes(page_class)), dtype=torch.uint8)
     arena.write(page_class, slots, data)
     order = np.random.default_rng(0).permutation(9)
-    assert torch.equal(arena.read(page_class, slots[order]), data[order])
+    assert torch.equal(arena.read(page_class, slots[order]).cpu(), data[order])
 
 
 def test_reading_gives_a_copy(arena):
@@ -63,3 +68,18 @@ def test_addresses_lie_inside_the_buffer_and_apart(arena):
     at.sort()
     assert all(end <= start for (_, end), (start, _) in pairwise(at))
     assert at[-1][1] <= arena.total_bytes
+
+
+def test_bytes_come_from_and_go_to_the_tier_s_own_device(arena, device):
+    wanted = device if arena.name == "gpu" else "cpu"
+    slots = arena.take("swa_window", 2)
+    data = torch.full((2, arena.slot_bytes("swa_window")), 7, dtype=torch.uint8, device=device)
+    arena.write("swa_window", slots, data)
+    found = arena.read("swa_window", slots)
+    assert (found.device.type, int(found.sum())) == (wanted, 7 * data.numel())
+
+
+def test_freed_slots_are_counted_for_ever(arena):
+    for _ in range(2):
+        arena.give("swa_window", arena.take("swa_window", 3))
+    assert arena.freed_slots == 6

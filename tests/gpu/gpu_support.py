@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,8 +14,9 @@ from engine.integrations.synthetic import SyntheticModel
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 on_each_device = pytest.mark.parametrize("device", DEVICES)
-BUSY_CYCLES = 400_000_000
-"""A fifth of a second or so of a GPU of today."""
+BUSY_S = 0.05
+CYCLES_A_S = 2e9
+"""Of a GPU of today, or fewer: what is meant to take a second takes that long or longer."""
 
 
 def rig_on(make_rig: Callable[..., Any], device: str, *args: Any, **config: Any) -> Any:
@@ -41,10 +43,17 @@ def captured(device: str, work: Callable[[], torch.Tensor]) -> tuple[Callable[[]
     return graph.replay, output
 
 
-def keep_busy(device: str) -> None:
-    """Put a long kernel in front of whatever the current stream is given next."""
+def keep_busy(device: str, seconds: float = BUSY_S) -> None:
+    """Put a long kernel in front of whatever the current stream is given next. A CPU has done it on return."""
     if device == "cuda":
-        torch.cuda._sleep(BUSY_CYCLES)
+        torch.cuda._sleep(int(seconds * CYCLES_A_S))
+    else:
+        time.sleep(min(seconds, BUSY_S))
+
+
+def still_busy(device: str) -> bool:
+    """Whether the current stream has work left; a CPU never has, so there the answer is the one that is hoped for."""
+    return device == "cpu" or not torch.cuda.current_stream().query()
 
 
 def done(device: str) -> None:
@@ -59,5 +68,8 @@ def own_stream(device: str) -> Iterator[None]:
     if device == "cpu":
         yield
         return
-    with torch.cuda.stream(torch.cuda.Stream()):
+    outer, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+    stream.wait_stream(outer)
+    with torch.cuda.stream(stream):
         yield
+    outer.wait_stream(stream)

@@ -235,12 +235,15 @@ class PrefixCache:
 
     def _run_to(self, prefill: Prefill, end: int) -> None:
         """Run the model from the prefill's position to `end`, cut where every run of these tokens is cut."""
+        device = self.model.device
         with prefill.timings.measure("model_s"), torch.no_grad():
             for start, stop in self._chunks(prefill.position, end):
-                ids = torch.from_numpy(prefill.tokens[start:stop].astype(np.int64)).to(self.model.device).unsqueeze(0)
+                ids = torch.from_numpy(prefill.tokens[start:stop].astype(np.int64)).to(device).unsqueeze(0)
                 self.model(
                     input_ids=ids, past_key_values=prefill.past_key_values, use_cache=True, **self._extra(start, stop)
                 )
+            if device.type == "cuda":  # kernels were only given to the stream so far, and plans go by this time
+                torch.cuda.current_stream(device).synchronize()
         prefill.computed_tokens += max(0, end - prefill.position)
         prefill.position = max(prefill.position, end)
 
