@@ -1,7 +1,7 @@
 # Two commands matter: `make up` runs the deck, `make test` proves it. Both install what they need first.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help up test check lint types contracts bench lock clean
+.PHONY: help up test check lint types contracts stress bench lock clean
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -34,6 +34,10 @@ types: $(STAMP)
 
 contracts: $(STAMP)
 	@echo "import contracts"; $(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+
+stress: $(STAMP)  ## 200,000 requests under every fault, then 100 kills: about 15 minutes
+	@$(BIN)/python tests/stress/soak.py $(ARGS)
+	@KVDECK_KILL_ROUNDS=100 $(BIN)/python -m pytest -s tests/stress
 
 bench: $(STAMP)  ## the benchmarks; each prints one table
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import sys
 from dataclasses import fields
@@ -108,6 +109,17 @@ def commands() -> str:
     return "\n".join(lines)
 
 
+def faults() -> str:
+    """What can go wrong, what is promised then, and the test that shows it: docs/faults.py."""
+    spec = importlib.util.spec_from_file_location("docs_faults", Path(__file__).with_name("faults.py"))
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError("docs/faults.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return str(module.page())
+
+
 def _leaves(command: object, path: str) -> list[tuple[str, object]]:
     children = getattr(command, "commands", None)
     if children is None:
@@ -129,6 +141,7 @@ PAGES = {
     "validations.md": validations,
     "settings.md": settings,
     "commands.md": commands,
+    "faults.md": faults,
 }
 
 

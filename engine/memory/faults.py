@@ -123,7 +123,7 @@ class WorkerDied(BaseException):
 
 
 class Faults:
-    """An armed plan. Thread-safe. One engine, one plan; `disarm` ends all, hangs included."""
+    """An armed plan. Thread-safe. `disarm` ends all, hangs included."""
 
     def __init__(self, *plan: Fault, seed: int = 0, sleep: Callable[[float], None] = time.sleep) -> None:
         self.plan = plan
@@ -142,7 +142,11 @@ class Faults:
     def disarm(self) -> None:
         """Nothing goes wrong any more; what hangs goes on. A crash stays one."""
         self.armed = False
-        self._released.set()
+        self.release()
+
+    def arm(self) -> None:
+        """The plan goes on where it was."""
+        self.armed = True
 
     def release(self) -> None:
         """What hangs now goes on; later hangs hang."""
@@ -158,13 +162,14 @@ class Faults:
             if fault is None:
                 return None
             self.fired[fault.what, at] += 1
+            self.hanging += fault.what is What.HANG
             released = self._released
         if fault.what is What.SLOW:
             self._sleep(fault.seconds)
         elif fault.what is What.HANG:
-            self.hanging += 1
             released.wait()
-            self.hanging -= 1
+            with self._lock:
+                self.hanging -= 1
         elif code := _ERRNO.get(fault.what):
             raise OSError(code, os.strerror(code), where)
         elif fault.what is What.DEATH:

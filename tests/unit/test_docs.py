@@ -21,7 +21,10 @@ def generator() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["states.md", "errors.md", "validations.md", "settings.md", "commands.md"])
+GENERATED = ["states.md", "errors.md", "validations.md", "settings.md", "commands.md", "faults.md"]
+
+
+@pytest.mark.parametrize("name", GENERATED)
 def test_a_generated_page_is_what_the_code_says_now(name: str) -> None:
     found = generator()
     written = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
