@@ -154,7 +154,8 @@ PROMISES = (
     ),
     Promise(
         fault="Files cannot be deleted",
-        promise="They are tried again, count against the quota until they are gone, and nothing more is evicted for "
+        promise="One that hangs holds the thread that met it, for `restore_timeout_s` at most, and no other. They are "
+        "tried again, count against the quota until they are gone, and nothing more is evicted for "
         "room that does not come.",
         reason="no_room_below",
         metric="kvcache.tier.bytes",
@@ -162,6 +163,7 @@ PROMISES = (
         tests=(
             f"{FAULTS}::test_files_that_cannot_be_deleted_count_against_the_quota_and_evict_nobody_else",
             f"{FAULTS}::test_a_hanging_delete_stops_no_request_and_is_counted_once",
+            f"{FAULTS}::test_a_hanging_delete_holds_only_the_thread_that_met_it",
             "tests/integration/test_engine_sweep.py::"
             "test_a_device_that_cannot_delete_costs_a_request_nothing_and_is_asked_again",
         ),

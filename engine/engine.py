@@ -165,8 +165,7 @@ class CacheEngine:
         begun, as `commit` and `execute` do.
         """
         self._open()
-        if refuse and refuse not in REFUSE:
-            raise ConfigError(f"refuse is {refuse!r}; known: {', '.join(REFUSE)}")
+        _check_refuse(refuse)
         return self._server.acquire(
             check_namespace(namespace), token_bytes(tokens), self._mode, deadline_s, parse_traceparent(traceparent),
             approximate=approximate, refuse=refuse,
@@ -180,6 +179,7 @@ class CacheEngine:
         lease: Lease | None = None,
         namespace: str | None = None,
         checkpoints: Iterable[int] = (),
+        refuse: str = "",
     ) -> CommitResult:
         """Admit what the model computed for `tokens`. Without `state` only the books are kept (materialise=False).
 
@@ -187,10 +187,12 @@ class CacheEngine:
         alone would give, and must not stand under their id. Computed from an approximate lease it is kept under an id
         of its own, served only to who asks for it; `state` must then start at token 0. Pages that are held already are
         compared with `state`: where its bytes differ, it replaces them and what hangs below them, or is refused
-        (`other_lineage`) while somebody reads them: a path is of one run. Raises `StateMismatch` when tensors do not
-        fit the model or the engine's way of keeping bytes; nothing is kept then.
+        (`other_lineage`) while somebody reads them: a path is of one run. `refuse` is for a caller that learned only
+        now that what it computed must not be kept, as in `acquire`. Raises `StateMismatch` when tensors do not fit the
+        model or the engine's way of keeping bytes; nothing is kept then.
         """
         self._open()
+        _check_refuse(refuse)
         data = token_bytes(tokens)
         if self.config.materialise != (state is not None):
             need = (
@@ -211,7 +213,7 @@ class CacheEngine:
         start_ns = self._ledger.clock.monotonic_ns()
         cause = CauseOf(Cause.COMMIT, "", span.hex_trace, span.hex_span)
         approximate = lease is not None and lease.approximate
-        if reason := _basis_refuses(lease, state):
+        if reason := refuse or _basis_refuses(lease, state):
             result = self._publisher.refuse(reason)
         else:
             space = space_of(where, approximate=approximate)
@@ -390,7 +392,7 @@ class CacheEngine:
             for lease in self._ledger.leases.live():
                 self._ledger.leases.release(lease)
         self._adopter.persist(self.config.persist_s)
-        self._tiers.sweep()
+        self._tiers.sweep(wait=True)
         self._let_go()
 
     def _open(self) -> None:
@@ -421,7 +423,7 @@ class CacheEngine:
 
     def check(self) -> list[str]:
         """Broken invariants in words; empty for a clean engine."""
-        self._tiers.sweep()
+        self._tiers.sweep(wait=True)
         return report.check(self._ledger)
 
     def counters(self) -> Counters:
@@ -454,6 +456,11 @@ class CacheEngine:
     def index(self) -> Any:
         """The radix index, for benchmarks of the match alone; hold no reference to its nodes."""
         return self._ledger.index
+
+
+def _check_refuse(refuse: str) -> None:
+    if refuse and refuse not in REFUSE:
+        raise ConfigError(f"refuse is {refuse!r}; known: {', '.join(REFUSE)}")
 
 
 def _basis_refuses(lease: Lease | None, state: NewState | None) -> str:

@@ -153,30 +153,34 @@ class Tiers:
 
     # -- bytes, without the lock ------------------------------------------------------------------------------------
 
-    def sweep(self) -> None:
+    def sweep(self, *, wait: bool = False) -> None:
         """Delete files that were forgotten and move damaged ones aside. I/O: called without the engine lock.
 
-        One thread at a time. A device that fails costs the caller nothing: the files wait for the next sweep.
+        One thread at a time; another one comes back at once, unless it is to `wait`. A device that fails costs the
+        caller nothing: the files wait for the next sweep.
         """
-        disk, io = self.disk, self.io[Tier.DISK]
-        if disk is None:
-            return
-        with self._sweeping:
-            self.sweep_fails = io.breaker.state is Breaker.OPEN or self._lane.full
-            if self.sweep_fails:
-                return
+        if self.disk is not None and self._sweeping.acquire(blocking=wait):
             try:
-                if disk.leftovers:
-                    io.bounded(disk.delete_leftovers)
-                for waiting, act in ((self.doomed, disk.unlink), (self.damaged, disk.quarantine)):
-                    for _ in range(len(waiting)):
-                        io.bounded(partial(act, waiting[0]))
-                        waiting.popleft()
-            except OSError:
-                self.sweep_failures, self.sweep_fails = self.sweep_failures + 1, True
-            except Overdue:
-                self.sweep_failures, self.sweep_fails = self.sweep_failures + 1, True
-                io.breaker.trip()
+                self._sweep(self.disk, self.io[Tier.DISK])
+            finally:
+                self._sweeping.release()
+
+    def _sweep(self, disk: DiskTier, io: Transfer) -> None:
+        self.sweep_fails = io.breaker.state is Breaker.OPEN or self._lane.full
+        if self.sweep_fails:
+            return
+        try:
+            if disk.leftovers:
+                io.bounded(disk.delete_leftovers)
+            for waiting, act in ((self.doomed, disk.unlink), (self.damaged, disk.quarantine)):
+                for _ in range(len(waiting)):
+                    io.bounded(partial(act, waiting[0]))
+                    waiting.popleft()
+        except OSError:
+            self.sweep_failures, self.sweep_fails = self.sweep_failures + 1, True
+        except Overdue:
+            self.sweep_failures, self.sweep_fails = self.sweep_failures + 1, True
+            io.breaker.trip()
 
     @property
     def stuck_calls(self) -> int:

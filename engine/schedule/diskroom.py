@@ -123,7 +123,7 @@ class DiskRoom:
                 leaving = disk.leaving_bytes > 0
                 if not leaving and not (may_evict and self.shed(wanting, cause)):
                     return False
-            self._tiers.sweep()
+            self._tiers.sweep(wait=True)
             if leaving and self._tiers.sweep_fails:
                 return False  # what was evicted does not leave the device: evicting more would make no room
         return False

@@ -352,6 +352,21 @@ def test_a_hanging_delete_stops_no_request_and_is_counted_once(faulty):
     rig.assert_clean()
 
 
+def test_a_hanging_delete_holds_only_the_thread_that_met_it(faulty):
+    rig, _, faults = faulty(Fault(what=What.HANG, at=At.UNLINK), restore_timeout_s=3600.0)
+    deleting = threading.Thread(target=lambda: rig.command("evict", prefix_ids=rig.ids))
+    deleting.start()
+    wait_until(lambda: faults.hanging)
+    tokens = prompt(3 * rig.page, 1)
+    assert rig.commit(tokens).outcome == "admitted"
+    assert rig.look(tokens).usable == len(tokens)
+    rig.engine.tick()
+    faults.release()
+    deleting.join()
+    assert rig.files() == []
+    rig.assert_clean()
+
+
 def test_a_folder_is_given_to_others_only_when_the_last_call_is_back(faulty, make_rig, tmp_path):
     rig, tokens, faults = faulty(Fault(what=What.HANG, at=At.RENAME), offload=None, restore_timeout_s=SHORTLY_S)
     rig.command("offload", prefix_ids=[rig.commit(tokens).prefix_id], tier="disk")
