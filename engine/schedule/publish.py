@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.consistency.admission import refusal
 from engine.consistency.lease import Lease
 from engine.consistency.prefix import CauseOf, Checkpoint
-from engine.consistency.state import Cause, State
-from engine.errors import OutOfMemory, StateMismatch
+from engine.consistency.state import State
+from engine.errors import OutOfMemory
 from engine.index.radix import TOKEN_BYTES
 from engine.memory.holding import Holding, SlotCopy, Tier
-from engine.memory.layout import check_range, pack_block, pack_pages
 from engine.model.objects import ObjectKind
+from engine.schedule.draft import Draft, Drafts
 from engine.schedule.ledger import Ledger, PrefixNode
 from engine.schedule.lineage import OTHER_LINEAGE, Hold, Lineage, content_of
 from engine.schedule.room import Room
@@ -37,7 +35,6 @@ REFUSALS = {
     "out_of_memory": "everything that could make room is leased, pinned or cannot go lower",
 }
 """Why a commit is refused."""
-_PRESSURE = CauseOf(Cause.PRESSURE, "commit")
 
 
 class CommitResult(NamedTuple):
@@ -51,28 +48,6 @@ class CommitResult(NamedTuple):
     prefix_id: str
 
 
-class _Refresh(NamedTuple):
-    """A prefix to get fresh bytes, as it was when its slots were taken: by then it may be split or evicted."""
-
-    node: PrefixNode
-    first_page: int
-    n_pages: int
-    copies: dict[ObjectKind, SlotCopy]
-
-
-@dataclass(slots=True, eq=False)
-class _Draft:
-    """Slots taken for one commit, owned by it until they are published or given back."""
-
-    first_page: int
-    n_pages: int
-    content: int
-    spans: dict[ObjectKind, SlotCopy] = field(default_factory=dict)
-    blocks: dict[int, dict[ObjectKind, SlotCopy]] = field(default_factory=dict)
-    refreshed: list[_Refresh] = field(default_factory=list)
-    published: bool = False  # the tree owns the slots now; giving them back would free what others can read
-
-
 class Publisher:
     """Turns tokens and tensors (or tokens alone) into prefixes."""
 
@@ -80,11 +55,9 @@ class Publisher:
         self._ledger = ledger
         self._tiers = ledger.tiers
         self._room = room
+        self._drafts = Drafts(ledger, room)
         self._lineage = Lineage(ledger)
         self._page_tokens = ledger.spec.page_tokens
-        self._span_kinds = ledger.layouts.span_kinds
-        self._span_page_bytes = sum(ledger.layouts.of(kind).slot_bytes for kind in self._span_kinds)
-        self._boundary_kinds = ledger.layouts.boundary_kinds
 
     def commit(
         self,
@@ -121,7 +94,7 @@ class Publisher:
             covered = self._lineage.covered(match, start_page) if state is not None else []
             stale = self._to_refresh(match.nodes, base, state)
             new_prefixes = self._new_prefixes(match.nodes, base, pages, positions)
-        draft: _Draft | None = None
+        draft: Draft | None = None
         try:
             other = self._lineage.first_other_page(covered, state) if covered and state is not None else None
             if other is not None:
@@ -133,12 +106,12 @@ class Publisher:
                     base = match.pages
                     stale = self._to_refresh(match.nodes, base, state)
                     new_prefixes = self._new_prefixes(match.nodes, base, pages, positions)
-            draft = _Draft(base, pages - base, ledger.next_content())
-            if reason := self._reserve(draft, positions, stale, new_prefixes):
+            draft = Draft(base, pages - base, ledger.next_content())
+            if reason := self._drafts.reserve(draft, positions, stale, new_prefixes):
                 return self.refuse(reason)
             if state is not None:
                 try:
-                    self._write(draft, state)
+                    self._drafts.write(draft, state)
                 except OutOfMemory:  # of the copy on its way; the slots are there
                     return self.refuse("out_of_memory")
             with ledger.lock:
@@ -148,7 +121,7 @@ class Publisher:
                 return done
         finally:
             if draft is not None:
-                self._give_back(draft)
+                self._drafts.give_back(draft)
             with ledger.lock:
                 hold.let_go()
             self._tiers.sweep()
@@ -182,75 +155,10 @@ class Publisher:
         splits = sum(any(n.first_page < cut < n.last_page for n in nodes) for cut in inside)
         return sum(cut > base for cut in cuts) + splits
 
-    def _reserve(self, draft: _Draft, positions: list[int], stale: list[PrefixNode], new_prefixes: int) -> str:
-        """Take every slot the commit needs; a reason when it cannot have them."""
-        kinds = self._span_kinds
-        n_bytes = draft.n_pages * self._span_page_bytes
-        if reason := refusal(self._ledger.caps, new_prefixes, n_bytes):
-            return reason
-        if not self._room.keep_caps(new_prefixes, n_bytes):
-            return "cap_held_by_leases_and_pins"
-        try:
-            if draft.n_pages:
-                for kind in kinds:
-                    draft.spans[kind] = self._tiers.new_copy(
-                        kind, self._room.take_gpu(str(kind), draft.n_pages, _PRESSURE)
-                    )
-            for node in stale:
-                copies: dict[ObjectKind, SlotCopy] = {}
-                # In the draft before it is filled: when the room runs out halfway, what was taken is given back.
-                draft.refreshed.append(_Refresh(node, node.first_page, node.n_pages, copies))
-                for kind in kinds if not node.record.resident else ():
-                    slots = self._room.take_gpu(str(kind), draft.refreshed[-1].n_pages, _PRESSURE)
-                    copies[kind] = self._tiers.new_copy(kind, slots)
-        except OutOfMemory:
-            return "out_of_memory"
-        for boundary in positions:
-            self._reserve_blocks(draft, boundary)
-        return ""
-
-    def _reserve_blocks(self, draft: _Draft, boundary: int) -> None:
-        """Slots of one checkpoint; the checkpoint is left out when its budget has no room."""
-        blocks: dict[ObjectKind, SlotCopy] = {}
-        draft.blocks[boundary] = blocks
-        try:
-            for kind in self._boundary_kinds:
-                empty = kind is ObjectKind.UNCOMPRESSED_TAIL and self._ledger.layouts.tail_is_empty(boundary)
-                blocks[kind] = self._tiers.new_copy(kind, self._room.take_gpu(str(kind), 0 if empty else 1, _PRESSURE))
-        except OutOfMemory:
-            with self._ledger.lock:
-                for copy in draft.blocks.pop(boundary).values():
-                    self._tiers.free_slots(Tier.GPU, copy)
-                self._ledger.counters.refusals["checkpoint_budget"] = (
-                    self._ledger.counters.refusals.get("checkpoint_budget", 0) + 1
-                )
-
-    def _write(self, draft: _Draft, state: NewState) -> None:
-        """Fill the slots. No lock: nobody else knows them yet."""
-        layouts, page_tokens = self._ledger.layouts, self._page_tokens
-        check_range(layouts, state, page_tokens)
-        runs = [(draft.first_page, draft.n_pages, draft.spans)]
-        runs += [(first_page, n, copies) for _, first_page, n, copies in draft.refreshed]
-        for first, n, copies in runs:
-            for kind, copy in copies.items():
-                pages = range(first, first + n)
-                self._tiers.put(
-                    copy, pack_pages(layouts.of(kind), state.entries, state.start_tokens, pages, page_tokens)
-                )
-        for boundary, blocks in draft.blocks.items():
-            objects = state.checkpoints.get(boundary)
-            if objects is None:
-                raise StateMismatch(f"checkpoint {boundary}: the state has no boundary objects for it")
-            for kind, copy in blocks.items():
-                if len(copy.slots):
-                    layout = layouts.of(kind)
-                    data = pack_block(layout, boundary, page_tokens, objects, state.entries, state.start_tokens)
-                    self._tiers.put(copy, data)
-
     # -- publication, under the lock --------------------------------------------------------------------------------
 
     def _publish(
-        self, space: str, tokens: bytes, pages: int, draft: _Draft, cause: CauseOf, span: SpanContext
+        self, space: str, tokens: bytes, pages: int, draft: Draft, cause: CauseOf, span: SpanContext
     ) -> CommitResult:
         ledger, page_bytes = self._ledger, self._ledger.index.page_bytes
         match = ledger.index.match(space, tokens)
@@ -304,7 +212,7 @@ class Publisher:
                 return True
         return False
 
-    def _trim(self, draft: _Draft, base: int) -> None:
+    def _trim(self, draft: Draft, base: int) -> None:
         """Give back pages that another commit published meanwhile."""
         surplus = min(base - draft.first_page, draft.n_pages)
         if surplus > 0:
@@ -313,7 +221,7 @@ class Publisher:
                 draft.spans[kind] = copy.cut(surplus, draft.n_pages)
             draft.first_page, draft.n_pages = draft.first_page + surplus, draft.n_pages - surplus
 
-    def _hang_spans(self, node: PrefixNode, draft: _Draft, first: int) -> None:
+    def _hang_spans(self, node: PrefixNode, draft: Draft, first: int) -> None:
         record, parent = node.record, node.parent
         low, high = first - draft.first_page, first - draft.first_page + node.n_pages
         before = content_of(parent.record) if parent is not None else 0
@@ -324,7 +232,7 @@ class Publisher:
             if cut.sums is not None:
                 record.native_sums[kind] = cut.sums
 
-    def _hang_checkpoints(self, path: list[PrefixNode], tokens: bytes, draft: _Draft) -> tuple[int, ...]:
+    def _hang_checkpoints(self, path: list[PrefixNode], tokens: bytes, draft: Draft) -> tuple[int, ...]:
         by_end = {node.last_page: node for node in path}
         added = []
         for boundary, blocks in draft.blocks.items():
@@ -363,7 +271,7 @@ class Publisher:
                 return True
         return False
 
-    def _refresh(self, draft: _Draft, cause: CauseOf, span: SpanContext) -> None:
+    def _refresh(self, draft: Draft, cause: CauseOf, span: SpanContext) -> None:
         """Replace what was damaged or off the GPU by the bytes just computed."""
         for node, _, n_pages, copies in draft.refreshed:
             record = node.record
@@ -382,17 +290,6 @@ class Publisher:
             self._ledger.place(node)
             self._ledger.settle(node, cause, parent=span)
         draft.refreshed = []
-
-    def _give_back(self, draft: _Draft) -> None:
-        if draft.published:
-            return
-        with self._ledger.lock:
-            copies = [*draft.spans.values()]
-            copies += [c for blocks in draft.blocks.values() for c in blocks.values()]
-            copies += [c for refresh in draft.refreshed for c in refresh.copies.values()]
-            for copy in copies:
-                self._tiers.free_slots(Tier.GPU, copy)
-            draft.spans, draft.blocks, draft.refreshed = {}, {}, []
 
     def refuse(self, reason: str) -> CommitResult:
         """A commit that is not admitted, counted by its reason."""

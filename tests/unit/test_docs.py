@@ -77,7 +77,7 @@ def test_every_reason_a_request_can_be_given_is_explained() -> None:
 def test_every_reason_a_commit_can_be_refused_with_is_explained() -> None:
     from engine.schedule.publish import REFUSALS
 
-    files = ("schedule/publish", "schedule/lineage", "consistency/admission", "engine")
+    files = ("schedule/publish", "schedule/draft", "schedule/lineage", "consistency/admission", "engine")
     source = "".join((ROOT / "engine" / f"{name}.py").read_text() for name in files)
     given = set(re.findall(r'(?:refuse\(|"refused", |return |LINEAGE = )"([a-z_]+)"', source))
     assert given == REFUSALS.keys()
