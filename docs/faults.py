@@ -58,13 +58,14 @@ PROMISES = (
     ),
     Promise(
         fault="A file is cut short, emptied, grown or zeroed",
-        promise="As a flipped bit. At a start only header and tokens are read; pages are proven when they are restored "
-        "or scrubbed.",
+        promise="As a flipped bit. A file that is shorter than what was written is not published. At a start only "
+        "header and tokens are read; pages are proven when they are restored or scrubbed.",
         state="QUARANTINED",
         reason="checksum_mismatch",
         metric="kvcache.validations",
         injected=("truncate@read", "truncate@write"),
         tests=(
+            f"{FAULTS}::test_a_file_shorter_than_what_was_written_is_not_published",
             f"{FAULTS}::test_damage_on_the_way_is_found_set_aside_and_never_served",
             f"{DISK}::test_a_damaged_object_is_found_quarantined_and_never_served",
             "tests/integration/test_engine_kill.py::test_a_file_torn_by_a_power_cut_is_an_object_less_and_no_more",

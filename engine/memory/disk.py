@@ -7,10 +7,11 @@ not be deleted is remembered, counts against the quota, and is tried again.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
-from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,9 @@ from engine.memory.quarantine import QUARANTINE_SHARE, Quarantine
 from engine.memory.transfer import Transfer
 
 T = TypeVar("T")
+
+PATIENCE_AT_START = 20
+"""A cold disk with many files takes its time, and nobody waits for an answer yet: so many limits of a call."""
 
 
 @dataclass(eq=False, slots=True)
@@ -96,7 +100,7 @@ class DiskTier:
         self._serial = 0
         self._books = Lock()
         self._leaving: dict[str, int] = {}
-        self.leftovers: deque[Path] = deque()  # what a failed or late publication could not delete
+        self.leftovers: list[Path] = []  # what a failed or late publication could not delete
         self._underway: set[str] = set()  # names that are being published: not in the books yet
         self.files: dict[str, DiskFile] = {}
 
@@ -162,6 +166,8 @@ class DiskTier:
                 while left:
                     left = left[self._device.write(fd, left) :]
             self._device.sync(fd)
+            if (size := self._device.size(fd)) != total:
+                raise OSError(errno.EIO, f"{size:,} of {total:,} bytes arrived", str(path))
         finally:
             self._device.close(fd)
         return total
@@ -257,9 +263,10 @@ class DiskTier:
 
     def delete_leftovers(self) -> None:
         """Try once more to delete what a publication could not. Raises OSError at the first that still resists."""
-        while self.leftovers and not self.closed:
-            self._device.unlink(self.leftovers[0])
-            self.leftovers.popleft()
+        for path in list(self.leftovers) if not self.closed else ():
+            self._device.unlink(path)
+            with suppress(ValueError):  # a deletion that came back late was tried again meanwhile
+                self.leftovers.remove(path)
 
     def _delete(self, path: Path) -> None:
         try:
@@ -305,7 +312,7 @@ class DiskTier:
 
     def _at_start(self, what: str, work: Callable[[], T]) -> T:
         try:
-            return self._io.bounded(work)
+            return self._io.bounded(work, patience=PATIENCE_AT_START)
         except FileNotFoundError:
             raise
         except OSError as error:

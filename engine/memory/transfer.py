@@ -229,11 +229,18 @@ class Transfer:
             return result
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def bounded(self, work: Callable[[], T], n_bytes: int = 0, discard: Callable[[T], object] | None = None) -> T:
-        """The result of one device call without breaker and retries. Raises `Overdue`."""
+    def bounded(
+        self,
+        work: Callable[[], T],
+        n_bytes: int = 0,
+        discard: Callable[[T], object] | None = None,
+        *,
+        patience: float = 1.0,
+    ) -> T:
+        """The result of one device call without breaker and retries. Raises `Overdue`, after `patience` limits."""
         if self.lane is None:
             return work()
-        return self.lane.call(work, self._limit_s + n_bytes / SLOWEST_BYTES_PER_S, discard)
+        return self.lane.call(work, patience * self._limit_s + n_bytes / SLOWEST_BYTES_PER_S, discard)
 
     def _worth_a_retry(self, error: OSError, attempt: int, deadline_ns: int | None) -> bool:
         late = deadline_ns is not None and self._clock.monotonic_ns() >= deadline_ns

@@ -72,7 +72,6 @@ def whole(rig, tokens):
         Fault(what=What.BIT_FLIP, at=At.WRITE, where="compressed_kv", nth=2),
         Fault(what=What.BIT_FLIP, at=At.WRITE, where="swa_window", nth=5),
         Fault(what=What.TRUNCATE, at=At.READ, where="compressed_kv"),
-        Fault(what=What.TRUNCATE, at=At.WRITE, where="indexer_state", nth=5),
         Fault(what=What.MISSING, at=At.OPEN, where="compressed_kv", nth=2),
         Fault(what=What.FOREIGN, at=At.OPEN, where="compressed_kv", nth=2),
     ],
@@ -91,6 +90,18 @@ def test_damage_on_the_way_is_found_set_aside_and_never_served(faulty, fault):
         assert [(q.kind, len(q.prefix_id)) for q in aside] == [(fault.where, 32)]
         assert aside[0].why not in ("", "damaged", "not recorded")
     assert rig.commit(tokens).outcome == "admitted"
+    whole(rig, tokens)
+
+
+def test_a_file_shorter_than_what_was_written_is_not_published(faulty):
+    """The device said that all was written, and half was."""
+    rig, tokens, faults = faulty(Fault(what=What.TRUNCATE, at=At.WRITE, nth=5, times=None), offload=None)
+    prefix_id = rig.commit(tokens).prefix_id
+    assert rig.command("offload", prefix_ids=[prefix_id], tier="disk").outcome["refused"]
+    assert rig.files() == []
+    whole(rig, tokens)
+    faults.disarm()
+    assert rig.command("offload", prefix_ids=[prefix_id], tier="disk").outcome["offloaded"] == 1
     whole(rig, tokens)
 
 

@@ -163,7 +163,7 @@ class Soak:
     def open(self) -> Rig:
         rig = Rig(
             clock=SystemClock(), data_dir=self.folder, faults=self.faults, gpu_bytes=18 * SLAB, host_bytes=8 * SLAB,
-            disk_bytes=1 << 20, slab_bytes=SLAB, lease_s=0.5, queue_bound=4, restore_timeout_s=0.25, persist_s=2.0,
+            disk_bytes=1 << 20, slab_bytes=SLAB, lease_s=0.5, queue_bound=4, restore_timeout_s=0.5, persist_s=2.0,
             ring_capacity=8192,
         )  # fmt: skip
         rig.log.spans = _Nothing()  # every span is made, and none is kept: that would be growth of ours
@@ -307,6 +307,7 @@ class Soak:
                     break
         self._wait_for_breaker()
         engine.tick()
+        self.rig.command("scrub", max_bytes=1 << 40, bytes_per_s=1 << 40)  # finds what was damaged and not yet met
         found = engine.check()
         nodes = self.rig.ledger.nodes.values()
         found += [f"prefix {n.record.prefix_id} is busy or leased" for n in nodes if n.record.busy or n.record.leases]
@@ -354,7 +355,13 @@ def main() -> int:
     use_one_thread()
     poison_freed_slots(_Patch)
 
+    seen = 0
+
     def progress(report: Report) -> None:
+        nonlocal seen
+        for line in report.violations[seen:]:
+            print(line, flush=True)  # noqa: T201
+        seen = len(report.violations)
         if report.pauses % 5 == 0:
             mib = report.rss_bytes[-1] / (1 << 20)
             line = f"{report.requests:>9,} requests  {report.seconds:6.0f} s  {mib:7.1f} MiB  {len(report.wrong)} wrong"
