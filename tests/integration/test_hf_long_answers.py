@@ -60,3 +60,18 @@ def test_a_prefill_given_back_before_its_commit_is_committed_whole():
         assert cache.commit(prefill, PROMPT).new_pages == 4
         with cache.prefill(np.concatenate([PROMPT, PROMPT[:9]])) as again:
             assert again.usable_tokens == 300
+
+
+def test_weights_that_change_during_an_answer_leave_nothing_behind():
+    model = tiny_model("gemma3")
+    with CacheEngine(spec_of(model), EngineConfig(gpu_bytes=32 << 20)) as engine:
+        cache = PrefixCache(model, engine)
+
+        def merge(_: int) -> None:
+            model.lm_head.weight.data.mul_(1.5)
+            model.model.layers[0].mlp.down_proj.weight.data.add_(0.25)
+
+        done = cache.generate(PROMPT, max_new_tokens=70, do_sample=False, eos_token_id=None, streamer=merge)
+        assert (done.commit.outcome, done.commit.reason) == ("refused", "weights_changed")
+        assert [row["tokens"] for row in engine.snapshot()] == [256]  # the prompt, committed before the first token
+        assert cache.generate(PROMPT, max_new_tokens=2).usable_tokens == 0

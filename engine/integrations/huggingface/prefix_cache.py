@@ -278,7 +278,9 @@ class PrefixCache:
                 checkpoints=prefill.checkpoints,
             )
         with prefill.timings.measure("commit_s"):
-            result = self.engine.commit(prefill.tokens[:end], state, lease=prefill.lease)
+            # Asked again: an adapter merged by another thread meanwhile would be in what was computed.
+            refuse = self._model_changed()
+            result = self.engine.commit(prefill.tokens[:end], state, lease=prefill.lease, refuse=refuse)
         prefill.checkpoints = {}
         return result
 
