@@ -12,6 +12,7 @@ from live_support import Live, live_engine, prompt
 from steering_support import Deck, running_deck
 
 from controlplane.store import queries
+from engine.memory.quarantine import quarantined
 
 PROMPTS = 60
 PATIENCE_S = 120.0
@@ -80,9 +81,9 @@ def test_damaged_objects_are_caught_shown_and_never_served_and_the_deck_recovers
         assert len(damaged) > 20
 
         assert drive_until(live, deck, "degraded", numbers)[-1] == "no_disk"
-        quarantined = {path.name for path in (folder / "quarantine").iterdir()}
-        assert quarantined
-        assert quarantined <= set(damaged)
+        aside = {item.file for item in quarantined(folder / "quarantine")}
+        assert aside
+        assert aside <= set(damaged)
 
         assert drive_until(live, deck, "normal", numbers)[-1] == "normal"
         for number in numbers:  # everything was computed again where it was damaged, and is served again
@@ -92,7 +93,7 @@ def test_damaged_objects_are_caught_shown_and_never_served_and_the_deck_recovers
         assert live.verified_bytes > 1_000_000
         assert live.engine.check() == []
         live.engine.flush_telemetry()
-        assert_told(deck, len(quarantined))
+        assert_told(deck, len(aside))
 
 
 def wait_registered(deck: Deck) -> None:

@@ -189,7 +189,7 @@ def test_adopted_pages_are_compared_by_their_bytes(make_rig, tmp_path, codec, wa
 def test_of_two_runs_that_publish_the_same_new_pages_at_once_one_is_refused(two):
     tokens = prompt(6 * two.rig.page)
     done = []
-    with stopped_at(two.rig.engine._publisher, "_write", lambda: done.append(two.commit(two.b, tokens))):
+    with stopped_at(two.rig.engine._publisher._drafts, "write", lambda: done.append(two.commit(two.b, tokens))):
         assert two.put(two.a, tokens).outcome == "admitted"
     two.rig.assert_clean()
     assert [(d.outcome, d.reason) for d in done] == [("refused", "other_lineage")]
@@ -200,7 +200,7 @@ def test_of_two_runs_that_publish_pages_below_one_trunk_at_once_both_stand_where
     page = two.rig.page
     trunk = prompt(2 * page)  # the runs are the same up to here
     mine, other = fork(trunk, 2 * page, 6 * page, 1), fork(trunk, 2 * page, 6 * page, 2)
-    with stopped_at(two.rig.engine._publisher, "_write", lambda: two.commit(two.b, mine)):
+    with stopped_at(two.rig.engine._publisher._drafts, "write", lambda: two.commit(two.b, mine)):
         assert two.put(two.a, other).outcome == "admitted"
     two.rig.assert_clean()
     assert two.served(mine) == (6 * page, "b")
@@ -213,7 +213,7 @@ def test_checksums_that_nobody_has_make_two_commits_at_once_differ(two):
     two.rig.engine._server._planner._validator._sealed_on_commit = False
     tokens = prompt(6 * two.rig.page)
     done = []
-    with stopped_at(two.rig.engine._publisher, "_write", lambda: done.append(two.commit(two.a, tokens))):
+    with stopped_at(two.rig.engine._publisher._drafts, "write", lambda: done.append(two.commit(two.a, tokens))):
         assert two.put(two.a, tokens).outcome == "admitted"
     assert [d.reason for d in done] == ["other_lineage"]
     assert two.commit(two.a, tokens).new_pages == 0  # compared by their bytes

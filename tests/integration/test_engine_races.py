@@ -47,7 +47,7 @@ def test_an_eviction_of_the_branch_between_look_and_entry_of_a_commit(make_rig):
     trunk = prompt(4 * rig.page)
     rig.commit(trunk)
     longer = fork(trunk, len(trunk), 8 * rig.page, 1)
-    with stopped_at(rig.engine._publisher, "_write", lambda: rig.commit(longer, start=4 * rig.page)):
+    with stopped_at(rig.engine._publisher._drafts, "write", lambda: rig.commit(longer, start=4 * rig.page)):
         assert rig.command("evict", prefix_ids=rig.ids).outcome["evicted"] == 0  # the commit holds what it hangs on
     found = rig.look(longer)
     assert (found.usable, found.wrong_bytes) == (len(longer), 0)
@@ -59,7 +59,7 @@ def test_a_split_of_the_branch_between_look_and_entry_of_a_commit(make_rig):
     trunk = prompt(6 * rig.page)
     rig.commit(trunk)
     mine, other = fork(trunk, 5 * rig.page, 8 * rig.page, 1), fork(trunk, 2 * rig.page, 8 * rig.page, 2)
-    with stopped_at(rig.engine._publisher, "_write", lambda: rig.commit(mine)):
+    with stopped_at(rig.engine._publisher._drafts, "write", lambda: rig.commit(mine)):
         assert rig.commit(other).outcome == "admitted"
     for tokens in (trunk, mine, other):
         found = rig.look(tokens)
@@ -73,7 +73,7 @@ def test_a_prefix_split_while_fresh_bytes_for_it_are_written(make_rig):
     trunk = prompt(6 * rig.page)
     rig.command("offload", prefix_ids=[rig.commit(trunk).prefix_id], tier="host")
     other = fork(trunk, 2 * rig.page, 8 * rig.page, 2)
-    with stopped_at(rig.engine._publisher, "_write", lambda: rig.commit(trunk)):
+    with stopped_at(rig.engine._publisher._drafts, "write", lambda: rig.commit(trunk)):
         assert rig.commit(other).outcome == "admitted"
     for tokens in (trunk, other):
         assert rig.look(tokens).wrong_bytes == 0
@@ -84,7 +84,7 @@ def test_a_prefix_restored_while_fresh_bytes_for_it_are_written(make_rig):
     rig = make_rig(host_bytes=1 << 20)
     trunk = prompt(6 * rig.page)
     rig.command("offload", prefix_ids=[rig.commit(trunk).prefix_id], tier="host")
-    with stopped_at(rig.engine._publisher, "_write", lambda: rig.commit(trunk)):
+    with stopped_at(rig.engine._publisher._drafts, "write", lambda: rig.commit(trunk)):
         assert rig.look(trunk).tier == "host"
     assert rig.look(trunk).wrong_bytes == 0
     rig.assert_clean()
