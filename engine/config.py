@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-from engine.consistency.admission import Caps
+from engine.consistency.admission import Caps, admission_rule
+from engine.consistency.eviction import EVICTIONS
+from engine.consistency.namespaces import NamespaceCap, parse_namespace_caps
 from engine.errors import ConfigError
 
 MIB = 1 << 20
@@ -51,6 +55,10 @@ class EngineConfig:
     cap_gpu_bytes: int | None = None
     cap_host_bytes: int | None = None
     cap_disk_bytes: int | None = None
+    namespace_caps: Mapping[str, NamespaceCap] = field(default_factory=dict)  # shares of the GPU tier
+    admission_rule: str = "all"  # which pages of a prompt are kept: all, second_touch, first_pages:N
+    eviction: str = "lru"  # who leaves first: lru, cost_aware
+    pin_budget_ratio: float = 0.5  # the share of the GPU tier that pins may hold
     codec: str = "lossless"
     code_compressed: bool = False  # lossy codecs also touch history that the model compresses itself (CSA, HCA, MLA)
     max_logit_error: float | None = None  # refuse a lossy codec that a judge measured worse, over a whole path
@@ -86,9 +94,10 @@ class EngineConfig:
             raise ConfigError(f"mode is {self.mode!r}; known: {', '.join(Mode)}")
         if self.codec not in CODEC_CHOICES:
             raise ConfigError(f"codec is {self.codec!r}; known: {', '.join(CODEC_CHOICES)}")
-        if not 0.0 < self.checkpoint_budget_ratio < 1.0:
+        check_budget_ratio(self.checkpoint_budget_ratio)
+        if not 0.0 < self.pin_budget_ratio <= 1.0:
             raise ConfigError(
-                f"checkpoint_budget_ratio is {self.checkpoint_budget_ratio}; a share of the GPU tier, between 0 and 1"
+                f"pin_budget_ratio is {self.pin_budget_ratio!r}; a share of the GPU tier, above 0 and at most 1"
             )
         if self.disk_bytes and self.data_dir is None:
             raise ConfigError(
@@ -98,7 +107,9 @@ class EngineConfig:
             raise ConfigError(
                 "materialise=False keeps no bytes, so there is nothing to offload; set host_bytes and disk_bytes to 0"
             )
-        _ = self.caps
+        shares = parse_namespace_caps(self.namespace_caps, min(self.gpu_bytes, self.caps.gpu_bytes or self.gpu_bytes))
+        object.__setattr__(self, "namespace_caps", shares)
+        check_rules(self.admission_rule, self.eviction)
 
     @property
     def caps(self) -> Caps:
@@ -118,3 +129,16 @@ class EngineConfig:
         for name in names:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+
+
+def check_budget_ratio(ratio: Any) -> None:
+    """Raises `ConfigError` for what is no share of the GPU tier."""
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0.0 < ratio < 1.0:
+        raise ConfigError(f"checkpoint_budget_ratio is {ratio!r}; a share of the GPU tier, between 0 and 1")
+
+
+def check_rules(admission: Any, eviction: Any) -> None:
+    """Raises `ConfigError` for rules that there are not."""
+    admission_rule(admission, 1)
+    if eviction not in EVICTIONS:
+        raise ConfigError(f"eviction is {eviction!r}; known: {', '.join(EVICTIONS)}")

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.clock import NS_PER_S
-from engine.config import CODEC_CHOICES, EngineConfig, Mode
+from engine.config import CODEC_CHOICES, EngineConfig, Mode, check_budget_ratio, check_rules
 from engine.consistency.admission import Caps
+from engine.consistency.namespaces import NamespaceCap, parse_namespace_caps
 from engine.errors import ConfigError
 
 KEYS = (
     "mode", "mode_expires_at", "cap_prefixes", "cap_gpu_bytes", "cap_host_bytes", "cap_disk_bytes", "codec",
-    "checkpoint_every_tokens",
+    "checkpoint_every_tokens", "checkpoint_budget_ratio", "namespace_caps", "admission_rule", "eviction",
 )  # fmt: skip
 
 
@@ -27,6 +28,10 @@ class Desired:
     mode_expires_ns: int
     codec: str
     checkpoint_every_tokens: int
+    checkpoint_budget_ratio: float
+    namespace_caps: Mapping[str, NamespaceCap]
+    admission_rule: str
+    eviction: str
 
 
 def parse_desired(document: Mapping[str, Any], own: EngineConfig) -> Desired:
@@ -51,8 +56,15 @@ def parse_desired(document: Mapping[str, Any], own: EngineConfig) -> Desired:
         host_bytes=value("cap_host_bytes"),
         disk_bytes=value("cap_disk_bytes"),
     )
+    shares = parse_namespace_caps(value("namespace_caps"), min(own.gpu_bytes, caps.gpu_bytes or own.gpu_bytes))
+    budget, admission, eviction = value("checkpoint_budget_ratio"), value("admission_rule"), value("eviction")
+    check_budget_ratio(budget)
+    check_rules(admission, eviction)
     expires_ns = _expiry(document.get("mode_expires_at"))
-    return Desired(caps=caps, mode=Mode(mode), mode_expires_ns=expires_ns, codec=codec, checkpoint_every_tokens=every)
+    return Desired(
+        caps=caps, mode=Mode(mode), mode_expires_ns=expires_ns, codec=codec, checkpoint_every_tokens=every,
+        checkpoint_budget_ratio=budget, namespace_caps=shares, admission_rule=admission, eviction=eviction,
+    )  # fmt: skip
 
 
 def _expiry(text: Any) -> int:

@@ -19,20 +19,24 @@ from engine import report
 from engine.clock import Clock, SystemClock
 from engine.commands import CommandOutcome, CommandRequest, Commands
 from engine.config import EngineConfig, Mode
-from engine.consistency.admission import Caps
+from engine.consistency.admission import GHOST_MULTIPLE, Caps
+from engine.consistency.eviction import eviction_rule
 from engine.consistency.graph import GraphGuard, PageTable
 from engine.consistency.lease import Lease
+from engine.consistency.namespaces import Shares
 from engine.consistency.prefix import CauseOf
 from engine.consistency.state import Cause
-from engine.desired import parse_desired
+from engine.desired import Desired, parse_desired
 from engine.errors import ConfigError, CorruptObject, EngineClosed, EngineError, StalePointer, StateMismatch
 from engine.index.radix import TOKEN_BYTES
 from engine.index.space import space_of
 from engine.memory.faults import Faults, FaultyClock
 from engine.memory.tiers import Tiers
-from engine.model.objects import ObjectKind, SegmentKey, layouts_of
+from engine.model.objects import ObjectKind, SegmentKey, bytes_per_token, checkpoint_bytes, layouts_of
 from engine.model.spec import ModelSpec
 from engine.schedule.adopt import Adopter, Adoption
+from engine.schedule.gate import Gate
+from engine.schedule.leaving import prefill_flops
 from engine.schedule.ledger import Counters, Ledger
 from engine.schedule.pace import PrefillPace
 from engine.schedule.plan import Planner
@@ -96,21 +100,25 @@ class CacheEngine:
             io_limit_s=config.restore_timeout_s, faults=faults,
         )  # fmt: skip
         self._ring = Ring(config.ring_capacity, enabled=config.spans)
-        self._ledger = Ledger(spec, layouts, tiers, self._ring, clock, config.caps, config.lease_s)
+        self._ledger = Ledger(
+            spec, layouts, tiers, self._ring, clock, config.caps, config.lease_s, config.pin_budget_ratio
+        )  # fmt: skip
         self._tiers = tiers
         self._mode = Mode(config.mode)
         self._mode_expires_ns = 0
         self._revision = 0
         self._codec = config.codec
         self._closed = False
-        room = Room(self._ledger, config)
+        room = self._room = Room(self._ledger, config)
+        self._gate = Gate(self._ledger.index.page_bytes)
         self._queues = FormQueues(config.queue_bound, clock, faults.worker_takes if faults is not None else None)
         recovery = self._recovery = Recovery(self._ledger, room)
         validator = Validator(spec, layouts, sealed_on_commit=tiers.sealed_on_commit)
         self._pace = PrefillPace(config.prefill_tokens_per_s)
         planner = Planner(spec, layouts, tiers, validator, config, clock, self._pace)
-        self._server = Server(self._ledger, planner, recovery, self._queues, config, self)
-        self._publisher = Publisher(self._ledger, room)
+        self._server = Server(self._ledger, planner, recovery, self._queues, config, self, self._gate)
+        self._publisher = Publisher(self._ledger, room, self._gate)
+        self._apply(parse_desired({}, config))
         self._quality = QualityGate(self._ledger, config)
         self._reformer = Reformer(self._ledger, room, self._quality)
         self._commands = Commands(
@@ -337,17 +345,15 @@ class CacheEngine:
     def reconfigure(
         self, changes: Mapping[str, Any], *, revision: int, traceparent: str | None = None
     ) -> dict[str, Any]:
-        """Apply a desired state: caps, mode, codec, checkpoint rule. All of it or, raising `ConfigError`, none.
+        """Apply a desired state: caps, rules of admission and eviction, mode, codec, checkpoints. All of it or, raising
+        `ConfigError`, none.
 
         A key that is absent or null means the engine's own configuration. Shrinking a cap evicts at once.
         """
         wanted = parse_desired(changes, self.config)
         parent = parse_traceparent(traceparent)
         with self._ledger.lock:
-            self._ledger.caps = wanted.caps
-            self._mode, self._mode_expires_ns = wanted.mode, wanted.mode_expires_ns
-            self._codec = wanted.codec
-            self._server.checkpoint_every_tokens = wanted.checkpoint_every_tokens
+            self._apply(wanted)
             self._revision = max(self._revision, revision)
         self._publisher.keep_caps()
         if self._ring.enabled:
@@ -358,6 +364,20 @@ class CacheEngine:
             )  # fmt: skip
             self._ring.request("kvcache.command", new_span(parent), parent, now_ns, now_ns, attributes)
         return self.observed()
+
+    def _apply(self, wanted: Desired) -> None:
+        """Under the lock. What the new limits no longer allow leaves afterwards."""
+        ledger, tier_bytes = self._ledger, self._tiers.gpu.total_bytes
+        ledger.caps = wanted.caps
+        ledger.set_shares(Shares(wanted.namespace_caps))
+        ledger.eviction = eviction_rule(wanted.eviction, prefill_flops(self.spec))
+        page_bytes = int(bytes_per_token(self.spec) * self.spec.page_tokens) or checkpoint_bytes(self.spec)
+        kept_pages = min(tier_bytes, wanted.caps.gpu_bytes or tier_bytes) // page_bytes
+        self._gate.set_rule(wanted.admission_rule, GHOST_MULTIPLE * kept_pages)
+        self._room.checkpoint_budget_ratio = wanted.checkpoint_budget_ratio
+        self._mode, self._mode_expires_ns = wanted.mode, wanted.mode_expires_ns
+        self._codec = wanted.codec
+        self._server.checkpoint_every_tokens = wanted.checkpoint_every_tokens
 
     def observed(self) -> dict[str, Any]:
         """What the engine runs with now (wire.md, section 3)."""
@@ -370,13 +390,18 @@ class CacheEngine:
             "cap_disk_bytes": caps.disk_bytes,
             "codec": self._codec,
             "checkpoint_every_tokens": self._server.checkpoint_every_tokens,
+            "checkpoint_budget_ratio": self._room.checkpoint_budget_ratio,
+            "namespace_caps": {name: cap.document for name, cap in self._ledger.namespaces.shares.caps.items()},
+            "admission_rule": self._gate.rule,
+            "eviction": self._ledger.eviction.name,
             "error": None,
         }
 
     def tick(self) -> None:
-        """Housekeeping, about once a second: expire leases, end a person's mode, delete forgotten files."""
+        """Housekeeping, about once a second: expire leases and pins, end a person's mode, delete forgotten files."""
         with self._ledger.lock:
             self._ledger.leases.expire()
+            self._ledger.unpin_run_out()
             if self._mode_expires_ns and self._ledger.clock.wall_ns() >= self._mode_expires_ns:
                 self._mode, self._mode_expires_ns = Mode(self.config.mode), 0
         self._tiers.sweep()

@@ -34,6 +34,7 @@ class Cause(StrEnum):
     SCRUB = "scrub"
     SHUTDOWN = "shutdown"
     DRAIN = "drain"
+    UNPIN = "unpin"  # an operator's pin ran out; nothing else changed
 
 
 _S, _C = State, Cause
@@ -44,6 +45,7 @@ _DAMAGE = frozenset({_C.CORRUPTION, _C.SCRUB})
 _OFFLOAD = _STEERED | {_C.PRESSURE, _C.CAP, _C.SHUTDOWN, _C.DRAIN}
 _RENEWED = frozenset({_C.COMMIT})
 _RESTORE = frozenset({_C.RESTORE, _C.COMMAND, _C.POLICY})
+_RAN_OUT = frozenset({_C.UNPIN})
 
 TRANSITIONS: Final[dict[tuple[State, State], frozenset[Cause]]] = {
     (_S.NEW, _S.FULL): frozenset({_C.COMMIT, _C.SPLIT}),
@@ -52,10 +54,12 @@ TRANSITIONS: Final[dict[tuple[State, State], frozenset[Cause]]] = {
     (_S.NEW, _S.FULL_RESTORE): frozenset({_C.SPLIT}),
     (_S.NEW, _S.APPROXIMATE): frozenset({_C.COMMIT, _C.SPLIT}),
     (_S.NEW, _S.QUARANTINED): frozenset({_C.SPLIT}),
+    (_S.FULL, _S.FULL): _RAN_OUT,
     (_S.FULL, _S.COMPRESSED): _STEERED,
     (_S.FULL, _S.PARTIAL_OFFLOAD): _OFFLOAD | _DAMAGE,  # damaged on the GPU, whole below
     (_S.FULL, _S.QUARANTINED): _DAMAGE,
     (_S.FULL, _S.EVICTED): _LEAVING,
+    (_S.COMPRESSED, _S.COMPRESSED): _RAN_OUT,
     (_S.COMPRESSED, _S.FULL): _STEERED | {_C.COMMIT, _C.MODE},
     (_S.COMPRESSED, _S.PARTIAL_OFFLOAD): _OFFLOAD | _DAMAGE,
     (_S.COMPRESSED, _S.QUARANTINED): _DAMAGE,
@@ -64,15 +68,17 @@ TRANSITIONS: Final[dict[tuple[State, State], frozenset[Cause]]] = {
     # The model computed the tokens again and fresh bytes replace; or the one object below, a checkpoint, was dropped.
     (_S.PARTIAL_OFFLOAD, _S.FULL): _RENEWED | {_C.PRESSURE, _C.CAP},
     (_S.PARTIAL_OFFLOAD, _S.COMPRESSED): _RENEWED | {_C.PRESSURE, _C.CAP},
-    (_S.PARTIAL_OFFLOAD, _S.PARTIAL_OFFLOAD): _OFFLOAD,  # more objects left the GPU, or host bytes went to disk
+    (_S.PARTIAL_OFFLOAD, _S.PARTIAL_OFFLOAD): _OFFLOAD | _RAN_OUT,  # more left the GPU, or host bytes went to disk
     (_S.PARTIAL_OFFLOAD, _S.QUARANTINED): _DAMAGE,
     (_S.PARTIAL_OFFLOAD, _S.EVICTED): _LEAVING,
     (_S.FULL_RESTORE, _S.FULL): _RESTORE,
     (_S.FULL_RESTORE, _S.COMPRESSED): _RESTORE,
     (_S.FULL_RESTORE, _S.PARTIAL_OFFLOAD): _RESTORE,  # late, failed by the device, or only part of it was wanted
     (_S.FULL_RESTORE, _S.QUARANTINED): _DAMAGE,
+    (_S.APPROXIMATE, _S.APPROXIMATE): _RAN_OUT,
     (_S.APPROXIMATE, _S.QUARANTINED): _DAMAGE,
     (_S.APPROXIMATE, _S.EVICTED): _LEAVING,  # never coded, never below the GPU
+    (_S.QUARANTINED, _S.QUARANTINED): _RAN_OUT,
     (_S.QUARANTINED, _S.FULL): _RENEWED,
     (_S.QUARANTINED, _S.COMPRESSED): _RENEWED,
     (_S.QUARANTINED, _S.PARTIAL_OFFLOAD): _RENEWED,

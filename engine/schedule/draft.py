@@ -37,9 +37,12 @@ class Refresh(NamedTuple):
 class Draft:
     """Slots taken for one commit, owned by it until they are published or given back."""
 
+    namespace: str
     first_page: int
     n_pages: int
     content: int
+    booked_prefixes: int = 0  # counted as its namespace's until it is published or given back
+    booked_bytes: int = 0
     spans: dict[ObjectKind, SlotCopy] = field(default_factory=dict)
     blocks: dict[int, dict[ObjectKind, SlotCopy]] = field(default_factory=dict)
     refreshed: list[Refresh] = field(default_factory=list)
@@ -60,24 +63,29 @@ class Drafts:
 
     def reserve(self, draft: Draft, positions: list[int], stale: list[PrefixNode], new_prefixes: int) -> str:
         """Take every slot the commit needs; a reason when it cannot have them."""
-        kinds = self._span_kinds
+        kinds, namespace = self._span_kinds, draft.namespace
         n_bytes = draft.n_pages * self._span_page_bytes
         if reason := refusal(self._ledger.caps, new_prefixes, n_bytes):
             return reason
-        if not self._room.keep_caps(new_prefixes, n_bytes):
+        n_bytes += sum(node.n_pages for node in stale if not node.record.resident) * self._span_page_bytes
+        if reason := self._ledger.namespaces.shares.refusal(namespace, new_prefixes, n_bytes):
+            return reason
+        if not self._room.keep_caps(namespace, new_prefixes, n_bytes):
             return "cap_held_by_leases_and_pins"
+        draft.booked_prefixes, draft.booked_bytes = new_prefixes, n_bytes
         try:
             if draft.n_pages:
                 for kind in kinds:
                     draft.spans[kind] = self._tiers.new_copy(
-                        kind, self._room.take_gpu(str(kind), draft.n_pages, _PRESSURE)
+                        kind, self._room.take_gpu(str(kind), draft.n_pages, _PRESSURE, namespace=namespace)
                     )
             for node in stale:
                 copies: dict[ObjectKind, SlotCopy] = {}
                 # In the draft before it is filled: when the room runs out halfway, what was taken is given back.
                 draft.refreshed.append(Refresh(node, node.first_page, node.n_pages, copies))
                 for kind in kinds if not node.record.resident else ():
-                    slots = self._room.take_gpu(str(kind), draft.refreshed[-1].n_pages, _PRESSURE)
+                    n_pages = draft.refreshed[-1].n_pages
+                    slots = self._room.take_gpu(str(kind), n_pages, _PRESSURE, namespace=namespace)
                     copies[kind] = self._tiers.new_copy(kind, slots)
         except OutOfMemory:
             return "out_of_memory"
@@ -86,23 +94,37 @@ class Drafts:
         return ""
 
     def _reserve_blocks(self, draft: Draft, boundary: int) -> None:
-        """Slots of one checkpoint; the checkpoint is left out when its budget has no room."""
+        """Slots of one checkpoint; the checkpoint is left out when its budget, or its namespace, has no room."""
+        empty = self._ledger.layouts.tail_is_empty(boundary)
+        wanted = {k: 0 if empty and k is ObjectKind.UNCOMPRESSED_TAIL else 1 for k in self._boundary_kinds}
+        if self._ledger.namespaces.capped:
+            n_bytes = sum(n * self._ledger.layouts.of(kind).slot_bytes for kind, n in wanted.items())
+            if not self._room.book(draft.namespace, 0, n_bytes, checkpoint=True):
+                self._ledger.count_dropped("namespace_cap", 1)
+                return
+            draft.booked_bytes += n_bytes
         blocks: dict[ObjectKind, SlotCopy] = {}
         draft.blocks[boundary] = blocks
         try:
-            for kind in self._boundary_kinds:
-                empty = kind is ObjectKind.UNCOMPRESSED_TAIL and self._ledger.layouts.tail_is_empty(boundary)
-                blocks[kind] = self._tiers.new_copy(kind, self._room.take_gpu(str(kind), 0 if empty else 1, _PRESSURE))
+            for kind, n in wanted.items():
+                slots = self._room.take_gpu(str(kind), n, _PRESSURE, namespace=draft.namespace)
+                blocks[kind] = self._tiers.new_copy(kind, slots)
         except OutOfMemory:
             with self._ledger.lock:
                 for copy in draft.blocks.pop(boundary).values():
                     self._tiers.free_slots(Tier.GPU, copy)
-                self._ledger.counters.refusals["checkpoint_budget"] = (
-                    self._ledger.counters.refusals.get("checkpoint_budget", 0) + 1
-                )
+            self._ledger.count_dropped("checkpoint_budget", 1)
 
-    def write(self, draft: Draft, state: NewState) -> None:
-        """Fill the slots. No lock: nobody else knows them yet."""
+    def write(self, draft: Draft, state: NewState | None) -> str:
+        """Fill the slots, if there are bytes; a reason when it cannot. No lock: nobody else knows them yet."""
+        try:
+            if state is not None:
+                self._fill(draft, state)
+        except OutOfMemory:  # of the copy on its way; the slots are there
+            return "out_of_memory"
+        return ""
+
+    def _fill(self, draft: Draft, state: NewState) -> None:
         layouts, page_tokens = self._ledger.layouts, self._page_tokens
         check_range(layouts, state, page_tokens)
         runs = [(draft.first_page, draft.n_pages, draft.spans)]
@@ -125,12 +147,19 @@ class Drafts:
 
     def give_back(self, draft: Draft) -> None:
         """Free every slot that was not published."""
-        if draft.published:
-            return
         with self._ledger.lock:
+            self.unbook(draft)
+            if draft.published:
+                return
             copies = [*draft.spans.values()]
             copies += [c for blocks in draft.blocks.values() for c in blocks.values()]
             copies += [c for refresh in draft.refreshed for c in refresh.copies.values()]
             for copy in copies:
                 self._tiers.free_slots(Tier.GPU, copy)
             draft.spans, draft.blocks, draft.refreshed = {}, {}, []
+
+    def unbook(self, draft: Draft) -> None:
+        """What it was counted as having on the way is held now, or given up. Under the lock."""
+        if draft.booked_bytes or draft.booked_prefixes:
+            self._ledger.unbook(draft.namespace, draft.booked_prefixes, draft.booked_bytes)
+            draft.booked_prefixes = draft.booked_bytes = 0

@@ -13,9 +13,11 @@ from threading import Condition, RLock
 
 from engine.clock import Clock
 from engine.consistency.admission import Caps, Usage
-from engine.consistency.eviction import LeastRecentlyUsed
+from engine.consistency.eviction import EvictionRule, LeastRecentlyUsed, OldestFirst
 from engine.consistency.graph import GraphGuard
 from engine.consistency.lease import LeaseTable
+from engine.consistency.namespaces import NamespaceBooks, Shares
+from engine.consistency.pins import PinBooks
 from engine.consistency.prefix import CauseOf, Checkpoint, PrefixRecord
 from engine.consistency.state import SERVED, Cause, State
 from engine.index.node import Node
@@ -52,7 +54,9 @@ class Counters:
     by_gap: dict[str, int] = field(default_factory=dict)  # reason -> tokens of lcp that were not usable
     recoveries: dict[tuple[str, str], int] = field(default_factory=dict)  # tier, outcome
     evictions: dict[tuple[str, str], int] = field(default_factory=dict)  # cause, kind
-    refusals: dict[str, int] = field(default_factory=dict)
+    refusals: dict[str, int] = field(default_factory=dict)  # reason -> commits of which nothing was kept
+    cuts: dict[str, int] = field(default_factory=dict)  # reason -> commits of which only the beginning was kept
+    checkpoints_dropped: dict[str, int] = field(default_factory=dict)  # reason
     verified_bytes: int = 0
     wrong_bytes: int = 0
 
@@ -79,6 +83,7 @@ class Ledger:
         clock: Clock,
         caps: Caps,
         lease_s: float,
+        pin_budget_ratio: float = 0.5,
     ) -> None:
         self.lock = RLock()
         self.settled = Condition(self.lock)  # notified when a busy prefix is free again
@@ -94,9 +99,14 @@ class Ledger:
         self.leases = LeaseTable(clock, lease_s)
         self.index: RadixIndex[PrefixRecord] = RadixIndex(spec.page_tokens, spec.fingerprint, self._root_record)
         self.nodes: dict[str, PrefixNode] = {}
-        self.orders: dict[Tier, LeastRecentlyUsed[PrefixNode]] = {tier: LeastRecentlyUsed() for tier in Tier}
-        self.checkpoints: LeastRecentlyUsed[tuple[PrefixNode, str]] = LeastRecentlyUsed()
+        self.orders: dict[Tier, LeastRecentlyUsed[PrefixNode]] = {
+            tier: LeastRecentlyUsed(_namespace_of_node) for tier in Tier
+        }
+        self.checkpoints: LeastRecentlyUsed[tuple[PrefixNode, str]] = LeastRecentlyUsed(_namespace_of_checkpoint)
         self.checkpoint_gpu_bytes = 0
+        self.eviction: EvictionRule = OldestFirst()
+        self.namespaces = NamespaceBooks()
+        self.pins = PinBooks(tiers.gpu.total_bytes, pin_budget_ratio)
         self.counters = Counters()
         self.damages: list[Damage] = []
         self.states: dict[State, int] = dict.fromkeys(State, 0)
@@ -140,6 +150,10 @@ class Ledger:
         step = record.move(after, cause, bytes_moved=bytes_moved, wall_ns=self.clock.wall_ns(), monotonic_ns=now_ns)
         self.states[after] += 1
         self.states[before] -= 1
+        if before is State.NEW:
+            self.namespaces.add_prefixes(record.namespace, 1)
+        elif after is State.EVICTED:
+            self.namespaces.add_prefixes(record.namespace, -1)
         self.counters.transitions += 1
         if self.ring.enabled:
             self.ring.transition(new_span(parent), parent, start_ns or now_ns, step)
@@ -210,6 +224,8 @@ class Ledger:
             if node in order and record.held_bytes(tier):
                 order.touch(node)
                 order.touch(upper)
+        self.place(upper)
+        self.place(node)
         after = State.FULL_RESTORE if lower.state is State.FULL_RESTORE else record.natural_state
         if lower.state is State.QUARANTINED and any(h.absent for h in record.spans.values()):
             after = State.QUARANTINED
@@ -227,22 +243,59 @@ class Ledger:
                     order.touch(node)
 
     def place(self, node: PrefixNode) -> None:
-        """Put a prefix into exactly the orders of the tiers it has bytes in."""
-        gpu = host = disk = False
-        for holding in node.record.holdings():
+        """Put a prefix into exactly the orders of the tiers it has bytes in, and its bytes into the books. To be called
+        in the same locked step as whatever changes its holdings."""
+        record = node.record
+        gpu_bytes, host, disk = 0, False, False
+        for holding in record.holdings():
             if not holding.n_pages:  # empty by layout: no bytes that could leave
                 continue
-            gpu, host, disk = (
-                gpu or holding.gpu is not None,
-                host or holding.host is not None,
-                disk or holding.disk is not None,
-            )
+            copy = holding.gpu
+            if copy is not None:
+                gpu_bytes += copy.page_bytes * len(copy.slots)
+            host, disk = host or holding.host is not None, disk or holding.disk is not None
+        gpu = gpu_bytes > 0
+        if record.busy:
+            gpu_bytes += record.arriving_bytes
+        else:
+            record.arriving_bytes = 0
+        if gpu_bytes != record.gpu_bytes:
+            self.namespaces.add_bytes(record.namespace, gpu_bytes - record.gpu_bytes)
+            record.gpu_bytes = gpu_bytes
+        if record.pinned_until_ns:
+            self.pins.recount(record)
         for tier, there in ((Tier.GPU, gpu), (Tier.HOST, host), (Tier.DISK, disk)):
             order = self.orders[tier]
             if not there:
                 order.discard(node)
             elif node not in order:
                 order.touch(node)
+
+    # -- pins and shares ---------------------------------------------------------------------------------------------
+
+    def unpin_run_out(self) -> None:
+        """Pins past their time are no more: each is told by a transition, so that whoever watches sees it at once."""
+        for record in self.pins.run_out(self.clock.wall_ns()) if len(self.pins) else ():
+            if record.state is not State.FULL_RESTORE:  # a restore's end will say it
+                self.move(self.nodes[record.prefix_id], record.state, CauseOf(Cause.UNPIN, "pin_ran_out"))
+
+    def book(self, namespace: str, prefixes: int, gpu_bytes: int) -> None:
+        """A commit on its way: counted as held until it is unbooked."""
+        if prefixes:
+            self.namespaces.add_prefixes(namespace, prefixes)
+        if gpu_bytes:
+            self.namespaces.add_bytes(namespace, gpu_bytes)
+
+    def unbook(self, namespace: str, prefixes: int, gpu_bytes: int) -> None:
+        self.book(namespace, -prefixes, -gpu_bytes)
+
+    def set_shares(self, shares: Shares) -> None:
+        """Other caps by namespace from now on: each gets its own order of leaving."""
+        if shares != self.namespaces.shares:
+            self.namespaces.shares = shares
+            self.checkpoints.separate(shares.caps)
+            for order in self.orders.values():
+                order.separate(shares.caps)
 
     # -- leaving ----------------------------------------------------------------------------------------------------
 
@@ -267,6 +320,9 @@ class Ledger:
         for holding in record.spans.values():
             freed += self.tiers.drop_all(holding)
         record.spans = {}
+        self.namespaces.add_bytes(record.namespace, -record.gpu_bytes)
+        record.gpu_bytes = record.arriving_bytes = 0
+        self.pins.leave(record)
         self.move(node, State.EVICTED, cause, bytes_moved=freed, start_ns=start_ns, parent=parent)
         key = (str(cause.cause), "prefix")
         self.counters.evictions[key] = self.counters.evictions.get(key, 0) + 1
@@ -352,6 +408,12 @@ class Ledger:
             parent, record.prefix_id, own[0] if own else record.tokens, phase, (check,), (now_ns, now_ns)
         )
 
+    def count_dropped(self, reason: str, n: int) -> None:
+        """Count checkpoints that a commit had and that were not kept. Takes the lock itself."""
+        if n:
+            with self.lock:
+                self.counters.checkpoints_dropped[reason] = self.counters.checkpoints_dropped.get(reason, 0) + n
+
     def count_checks(self, checks: tuple[Check, ...]) -> None:
         """Count validations by name, verdict and reason."""
         self.counters.validations += len(checks)
@@ -368,3 +430,11 @@ class Ledger:
             host_bytes=tiers.host.live_bytes if tiers.host else 0,
             disk_bytes=tiers.disk.used_bytes if tiers.disk else 0,
         )
+
+
+def _namespace_of_node(node: PrefixNode) -> str:
+    return node.record.namespace
+
+
+def _namespace_of_checkpoint(key: tuple[PrefixNode, str]) -> str:
+    return key[0].record.namespace

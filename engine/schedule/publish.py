@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from engine.consistency.lease import Lease
 from engine.consistency.prefix import CauseOf, Checkpoint
 from engine.consistency.state import State
-from engine.errors import OutOfMemory
 from engine.index.radix import TOKEN_BYTES
+from engine.index.space import namespace_of
 from engine.memory.holding import Holding, SlotCopy, Tier
 from engine.model.objects import ObjectKind
 from engine.schedule.draft import Draft, Drafts
+from engine.schedule.gate import Gate
 from engine.schedule.ledger import Ledger, PrefixNode
 from engine.schedule.lineage import OTHER_LINEAGE, Hold, Lineage, content_of
 from engine.schedule.room import Room
@@ -29,16 +30,29 @@ REFUSALS = {
     "lossy_basis": "it was computed from history that was coded with loss",
     "approximate_needs_whole_state": "it was computed on an approximate basis, and its state does not start at token 0",
     "weights_changed": "the caller's model is not the one whose state is kept",
+    "second_touch": "no other request has brought these pages yet, and the admission rule asks for two",
+    "past_first_pages": "the admission rule keeps the first pages of a prompt only, and these are past them",
+    "over_namespace_cap": "more prefixes or bytes than its namespace may hold at all",
     "over_prefix_cap": "more prefixes than the cap allows at all",
     "over_gpu_cap": "more bytes than the cap allows at all",
     "cap_held_by_leases_and_pins": "what is leased or pinned fills the cap",
     "out_of_memory": "everything that could make room is leased, pinned or cannot go lower",
 }
-"""Why a commit is refused."""
+"""Why a commit is refused; those of the admission rule also why only its beginning is kept."""
+DROPS = {
+    "second_touch": "the pages it follows are not kept: the admission rule asks for a second request",
+    "past_first_pages": "the pages it follows are not kept: the admission rule keeps the first pages only",
+    "checkpoint_budget": "the checkpoints' share of the GPU tier is leased, pinned or too small for it",
+    "namespace_cap": "its namespace is at its maximum, and what it holds is leased or pinned",
+    "pin_budget": "the prefix is pinned, and it would grow past what pins may hold",
+    "prefix_is_full": "the prefix has as many checkpoints as one may have, and all are being read",
+}
+"""Why a checkpoint of a commit is not kept."""
 
 
 class CommitResult(NamedTuple):
-    """`outcome` is admitted or refused; `reason` says why it was refused, or "ok"."""
+    """`outcome` is admitted or refused. `reason` says why it was refused, or why only its beginning was admitted (the
+    admission rule's reason), or "ok". `new_tokens` and `checkpoints` are what was kept."""
 
     outcome: str
     reason: str
@@ -51,10 +65,11 @@ class CommitResult(NamedTuple):
 class Publisher:
     """Turns tokens and tensors (or tokens alone) into prefixes."""
 
-    def __init__(self, ledger: Ledger, room: Room) -> None:
+    def __init__(self, ledger: Ledger, room: Room, gate: Gate) -> None:
         self._ledger = ledger
         self._tiers = ledger.tiers
         self._room = room
+        self._gate = gate
         self._drafts = Drafts(ledger, room)
         self._lineage = Lineage(ledger)
         self._page_tokens = ledger.spec.page_tokens
@@ -69,7 +84,8 @@ class Publisher:
         span: SpanContext,
         lease: Lease | None = None,
     ) -> CommitResult:
-        """Admit the whole pages of `tokens` and the checkpoints, or refuse with a reason.
+        """Admit the whole pages of `tokens` and the checkpoints, or those that the admission rule lets in, or refuse
+        with a reason.
 
         Pages that the tree already has are compared with those of `state` (lineage.py). `lease` is what the state was
         computed from; `space` is the index key (index/space.py). Raises `StateMismatch` when the tensors do not fit the
@@ -79,7 +95,7 @@ class Publisher:
         pages = n_tokens // self._page_tokens
         positions = sorted(b for b in set(checkpoints) if self._page_tokens <= b <= n_tokens)
         if not pages:
-            return CommitResult("refused", "shorter_than_a_page", 0, 0, (), "")
+            return self.refuse("shorter_than_a_page")
         ledger = self._ledger
         start_page = state.start_tokens // self._page_tokens if state is not None else 0
         with ledger.lock:
@@ -89,10 +105,15 @@ class Publisher:
                 return self.refuse("gap_before_start")
             if not self._lineage.stands_on(lease, match, start_page):
                 return self.refuse(OTHER_LINEAGE)
+            stale = self._to_refresh(match.nodes, base, state)
+            pages, cut = self._gate.offer(space, tokens, pages, base, lease)
+            if cut:
+                tokens, positions = self._cut_to(tokens, pages, positions, cut)
+                if pages == base and not positions and not stale:
+                    return self.refuse(cut)
             hold = Hold(match.nodes[-1] if match.nodes else None)
             hold.pin()
             covered = self._lineage.covered(match, start_page) if state is not None else []
-            stale = self._to_refresh(match.nodes, base, state)
             new_prefixes = self._new_prefixes(match.nodes, base, pages, positions)
         draft: Draft | None = None
         try:
@@ -106,19 +127,15 @@ class Publisher:
                     base = match.pages
                     stale = self._to_refresh(match.nodes, base, state)
                     new_prefixes = self._new_prefixes(match.nodes, base, pages, positions)
-            draft = Draft(base, pages - base, ledger.next_content())
-            if reason := self._drafts.reserve(draft, positions, stale, new_prefixes):
+            draft = Draft(namespace_of(space), base, pages - base, ledger.next_content())
+            reason = self._drafts.reserve(draft, positions, stale, new_prefixes)
+            if reason := reason or self._drafts.write(draft, state):
                 return self.refuse(reason)
-            if state is not None:
-                try:
-                    self._drafts.write(draft, state)
-                except OutOfMemory:  # of the copy on its way; the slots are there
-                    return self.refuse("out_of_memory")
             with ledger.lock:
                 done = self._publish(space, tokens, pages, draft, cause, span)
                 if lease is not None and done.prefix_id:
                     lease.kept = ledger.nodes[done.prefix_id]
-                return done
+                return self._said_cut(done, cut)
         finally:
             if draft is not None:
                 self._drafts.give_back(draft)
@@ -128,12 +145,20 @@ class Publisher:
 
     def keep_caps(self) -> bool:
         """Evict down to the caps as they are now. False: leases and pins hold more than that."""
-        kept = self._room.keep_caps(0, 0)
+        kept = self._room.keep_caps("", 0, 0)
+        self._room.keep_own_limits()
         self._room.trim_below()
         self._tiers.sweep()
         return kept
 
-    # -- before: look, reserve, write -------------------------------------------------------------------------------
+    # -- before: cut, look ------------------------------------------------------------------------------------------
+
+    def _cut_to(self, tokens: bytes, pages: int, positions: list[int], reason: str) -> tuple[bytes, list[int]]:
+        """Tokens and checkpoints of a commit of which only `pages` pages are admitted; a checkpoint may lie in the page
+        that follows them, as its tail is its own."""
+        kept = [b for b in positions if b // self._page_tokens <= pages]
+        self._ledger.count_dropped(reason, len(positions) - len(kept))
+        return tokens[: max([pages * self._page_tokens, *kept[-1:]]) * TOKEN_BYTES], kept
 
     def _to_refresh(self, nodes: list[PrefixNode], base: int, state: NewState | None) -> list[PrefixNode]:
         """Prefixes on the path that are off the GPU or damaged and whose bytes the model has just computed again."""
@@ -185,14 +210,19 @@ class Publisher:
             path.append(node)
             parent = node
         added = self._hang_checkpoints(path, tokens, draft)
+        hung = {boundary // self._page_tokens for boundary in added}
         for node in path:
-            ledger.place(node)
             if node.record.state is State.NEW:
+                ledger.place(node)
                 node.record.refresh()
                 after = State.APPROXIMATE if node.record.approximate else State.FULL
                 ledger.move(node, after, cause, parent=span)
-            elif added and not node.record.busy:
+                continue
+            if node.last_page in hung:
+                ledger.place(node)
+            if added and not node.record.busy:
                 ledger.settle(node, cause, parent=span)  # a checkpoint computed again may have made it whole
+        self._drafts.unbook(draft)
         ledger.touch(path, ledger.clock.monotonic_ns())
         new_pages = pages - match.pages
         ledger.counters.commits += 1
@@ -243,7 +273,9 @@ class Publisher:
             checkpoint_id = self._ledger.index.id_with_tail(node, tail) if tail else owner_id
             held = node.record.checkpoints.get(checkpoint_id)
             there = held is not None and (held.on_gpu or node.record.busy)  # busy: another thread copies it right now
-            if there or not self._place_for(node, held):
+            reason = "" if there else self._no_place_for(node, held, sum(copy.total_bytes for copy in blocks.values()))
+            self._ledger.count_dropped(reason, bool(reason))
+            if there or reason:
                 for copy in blocks.values():
                     self._tiers.free_slots(Tier.GPU, copy)
                 if there:
@@ -256,20 +288,22 @@ class Publisher:
         draft.blocks = {}
         return tuple(added)
 
-    def _place_for(self, node: PrefixNode, held: Checkpoint | None) -> bool:
-        """A prefix keeps a bounded number of checkpoints, as a match looks at each: the oldest that nobody reads makes
-        place."""
+    def _no_place_for(self, node: PrefixNode, held: Checkpoint | None, n_bytes: int) -> str:
+        """Why a prefix takes no further checkpoint, or nothing. It keeps a bounded number, as a match looks at each:
+        then the oldest that nobody reads makes place."""
         checkpoints = node.record.checkpoints
+        if not self._ledger.pins.room_for(node.record, n_bytes):
+            return "pin_budget"
         if held is not None or len(checkpoints) < CHECKPOINTS_A_PREFIX:
-            return True
+            return ""
         leases = [lease for lease in self._ledger.leases.live() if lease.node is node]
         read = {(b.pointer.page_class, int(b.pointer.slots[0])) for lease in leases for b in lease.blocks.values()}
         for checkpoint_id, checkpoint in checkpoints.items():
             copies = [block.gpu for block in checkpoint.blocks.values() if block.gpu is not None and block.n_pages]
             if not node.record.busy and not any((c.page_class, int(c.slots[0])) in read for c in copies):
                 self._ledger.drop_checkpoint(node, checkpoint_id)
-                return True
-        return False
+                return ""
+        return "prefix_is_full"
 
     def _refresh(self, draft: Draft, cause: CauseOf, span: SpanContext) -> None:
         """Replace what was damaged or off the GPU by the bytes just computed."""
@@ -290,6 +324,13 @@ class Publisher:
             self._ledger.place(node)
             self._ledger.settle(node, cause, parent=span)
         draft.refreshed = []
+
+    def _said_cut(self, done: CommitResult, cut: str) -> CommitResult:
+        """A commit of which only the beginning was kept is counted, and says why."""
+        if not cut or done.outcome != "admitted":
+            return done
+        self._ledger.counters.cuts[cut] = self._ledger.counters.cuts.get(cut, 0) + 1
+        return done._replace(reason=cut)
 
     def refuse(self, reason: str) -> CommitResult:
         """A commit that is not admitted, counted by its reason."""

@@ -159,11 +159,11 @@ class Recovery:
                 outcome.tier = Tier.DISK
             if self._ledger.clock.monotonic_ns() > job.deadline_ns:
                 return "restore_late"
-            if failure := self._fetch_object(holding, tier, job, outcome):
+            if failure := self._fetch_object(node, holding, tier, job, outcome):
                 return failure
         return ""
 
-    def _fetch_object(self, holding: Holding, tier: Tier, job: RestoreJob, outcome: _Outcome) -> str:
+    def _fetch_object(self, node: PrefixNode, holding: Holding, tier: Tier, job: RestoreJob, outcome: _Outcome) -> str:
         source = holding.host if tier is Tier.HOST else holding.disk
         if source is None:
             return "pages_missing"
@@ -172,7 +172,8 @@ class Recovery:
                 data, sums = self._tiers.host_bytes(source)
             else:
                 data, sums = self._tiers.disk_bytes(source, job.deadline_ns)
-            slots = self._room.take_gpu(source.page_class, holding.n_pages, CauseOf(Cause.PRESSURE, "restore"))
+            cause = CauseOf(Cause.PRESSURE, "restore")
+            slots = self._room.take_gpu(source.page_class, holding.n_pages, cause, into=node)
             copy = SlotCopy(source.page_class, source.page_bytes, slots, source.meta, None)
             self._put(copy, data, sums)
         except CorruptObject:

@@ -8,7 +8,6 @@ takes it; else it is evicted. Checkpoints have a budget of their own and leave b
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.consistency.admission import shortfall
@@ -19,14 +18,10 @@ from engine.memory.arena import Slots
 from engine.memory.holding import Holding, SlotCopy, Tier
 from engine.model.objects import BOUNDARY_KINDS, ObjectKind
 from engine.schedule.diskroom import DiskRoom
+from engine.schedule.leaving import FRUITLESS, For, Leaving, has_copies_below
 from engine.schedule.ledger import Ledger, PrefixNode
 
-if TYPE_CHECKING:
-    pass
-
 _BOUNDARY_CLASSES = frozenset(str(kind) for kind in BOUNDARY_KINDS)
-_FRUITLESS = 64
-"""After so many prefixes that had to stay, a search for room gives up: a refusal is better than a long wait."""
 _TRIES = 100_000
 """A bound on one search for room; each try makes one prefix smaller, so it is never reached in practice."""
 
@@ -37,15 +32,31 @@ class Room:
     def __init__(self, ledger: Ledger, config: EngineConfig) -> None:
         self._ledger = ledger
         self._tiers = ledger.tiers
+        self._leaving = Leaving(ledger)
         self.disk = DiskRoom(ledger)
-        self._budget_bytes = int(ledger.tiers.gpu.total_bytes * config.checkpoint_budget_ratio)
+        self.checkpoint_budget_ratio = config.checkpoint_budget_ratio
+
+    @property
+    def _budget_bytes(self) -> int:
+        return int(self._tiers.gpu.total_bytes * self.checkpoint_budget_ratio)
 
     # -- GPU --------------------------------------------------------------------------------------------------------
 
-    def take_gpu(self, page_class: str, n: int, cause: CauseOf) -> Slots:
-        """`n` slots, evicting as needed. Raises `OutOfMemory` when everything that could leave is leased or pinned."""
+    def take_gpu(
+        self, page_class: str, n: int, cause: CauseOf, *, namespace: str = "", into: PrefixNode | None = None
+    ) -> Slots:
+        """`n` slots for a namespace, evicting as needed. Raises `OutOfMemory` when everything that could leave is
+        leased, pinned or another's share.
+
+        `into` is the busy prefix that a restore takes them for: they are booked on it, and its namespace keeps its
+        maximum. A commit has booked them before (`keep_caps`).
+        """
         ledger = self._ledger
         boundary_object = page_class in _BOUNDARY_CLASSES
+        if into is not None:
+            self._book_arrival(page_class, n, into, boundary_object)
+            namespace = into.record.namespace
+        whom = For(namespace=namespace)
         tried: set[PrefixNode] = set()
         for _ in range(_TRIES):
             with ledger.lock:
@@ -55,43 +66,84 @@ class Room:
                         return slots
                 if ledger.graph.in_window:
                     raise OutOfMemory("no room, and a CUDA graph window is open: nothing may move until its safe point")
-                if boundary_object and self._shed_checkpoint(cause):
+                if boundary_object and self._shed_checkpoint(cause, whom):
                     continue
                 if boundary_object and not self._within_budget(page_class, n):
                     raise OutOfMemory(f"the checkpoint budget of {self._budget_bytes:,} bytes is leased or pinned")
-                node, copying = self._begin_shed(cause, tried)
+                node, copying = self._begin_shed(cause, whom, tried)
             if node is None:
                 raise OutOfMemory(
-                    f"{n} {page_class} slots do not fit the GPU tier: all is leased, pinned or cannot go lower"
+                    f"{n} {page_class} slots do not fit the GPU tier: all is leased, pinned, another namespace's "
+                    "guaranteed share or cannot go lower"
                 )
             if copying:
-                self._finish_shed(node, cause)
+                self._finish_shed(node, cause, whom)
                 tried.add(node)
         raise OutOfMemory(f"no room for {n} {page_class} slots after {_TRIES:,} evictions")
 
-    def keep_caps(self, new_prefixes: int, new_gpu_bytes: int) -> bool:
-        """Evict until the new prefixes and bytes stay within the admission caps. False: they cannot be kept."""
+    def keep_caps(self, namespace: str, new_prefixes: int, new_gpu_bytes: int) -> bool:
+        """Evict until the new prefixes and bytes stay within the admission caps, in total and of the namespace, and
+        book them on it: the caller unbooks them (`Ledger.unbook`) once they are held or given up. False: they cannot be
+        kept, and nothing is booked."""
+        if not self._make_way(CauseOf(Cause.CAP), For(namespace=namespace), new_prefixes, new_gpu_bytes):
+            return False
+        return self.book(namespace, new_prefixes, new_gpu_bytes)
+
+    def book(self, namespace: str, new_prefixes: int, new_gpu_bytes: int, *, checkpoint: bool = False) -> bool:
+        """`keep_caps` for the namespace's own caps alone: its own oldest leave, of a `checkpoint` its checkpoints
+        first."""
+        whom = For(namespace=namespace, own_only=True)
+        return self._make_way(CauseOf(Cause.CAP, "namespace"), whom, new_prefixes, new_gpu_bytes, checkpoint)
+
+    def _make_way(self, cause: CauseOf, whom: For, prefixes: int, gpu_bytes: int, checkpoint: bool = False) -> bool:
         ledger = self._ledger
-        cause = CauseOf(Cause.CAP)
         tried: set[PrefixNode] = set()
         for _ in range(_TRIES):
             with ledger.lock:
-                short = shortfall(ledger.caps, ledger.usage(), new_prefixes, new_gpu_bytes)
+                if whom.own_only:
+                    short = ledger.namespaces.shortfall(whom.namespace, prefixes, gpu_bytes)
+                else:
+                    short = shortfall(ledger.caps, ledger.usage(), prefixes, gpu_bytes)
                 if short.none:
+                    if whom.own_only:
+                        ledger.book(whom.namespace, prefixes, gpu_bytes)
                     return True
                 if short.prefixes > 0:
-                    leaf = self._oldest_leaf()
+                    leaf = self._leaving.next_leaf(whom)
                     if leaf is None:
                         return False
                     ledger.remove(leaf, cause)
                     continue
-                node, copying = self._begin_shed(cause, tried)
+                if checkpoint and self._shed_checkpoint(cause, whom):
+                    continue
+                node, copying = self._begin_shed(cause, whom, tried)
             if node is None:
                 return False
             if copying:
-                self._finish_shed(node, cause)
+                self._finish_shed(node, cause, whom)
                 tried.add(node)
         return False
+
+    def _book_arrival(self, page_class: str, n: int, node: PrefixNode, checkpoint: bool) -> None:
+        """Book slots on the busy prefix they are taken for; `Ledger.place` corrects it once it is busy no more."""
+        n_bytes = n * self._tiers.gpu.slot_bytes(page_class)
+        namespace = node.record.namespace
+        if not self.book(namespace, 0, n_bytes, checkpoint=checkpoint):
+            raise OutOfMemory(f"namespace {namespace!r} is at its maximum, and all of it is leased or pinned")
+        with self._ledger.lock:
+            node.record.arriving_bytes += n_bytes
+            node.record.gpu_bytes += n_bytes
+
+    def keep_own_limits(self) -> None:
+        """Let every namespace, and the checkpoints, leave what their caps and budget no longer allow."""
+        ledger = self._ledger
+        for namespace in list(ledger.namespaces.shares.caps):
+            self.book(namespace, 0, 0)
+        cause = CauseOf(Cause.CAP, "checkpoint_budget")
+        for _ in range(_TRIES):
+            with ledger.lock:
+                if ledger.checkpoint_gpu_bytes <= self._budget_bytes or not self._shed_checkpoint(cause, For()):
+                    return
 
     def trim_below(self) -> None:
         """Let host and disk leave what their caps, or a smaller quota than the last start's, no longer allow."""
@@ -107,10 +159,11 @@ class Room:
         n_bytes = n * self._tiers.gpu.slot_bytes(page_class)
         return self._ledger.checkpoint_gpu_bytes + n_bytes <= self._budget_bytes
 
-    def _shed_checkpoint(self, cause: CauseOf) -> bool:
+    def _shed_checkpoint(self, cause: CauseOf, whom: For) -> bool:
         """Drop the oldest checkpoint's GPU blocks; altogether when it has no copy below. Under the lock."""
         ledger = self._ledger
-        for node, checkpoint_id in ledger.checkpoints.oldest(lambda key: ledger.may_leave(key[0])):
+        while (oldest := self._leaving.next_checkpoint(whom)) is not None:
+            node, checkpoint_id = oldest
             checkpoint = node.record.checkpoints[checkpoint_id]
             blocks = [b for b in checkpoint.blocks.values() if b.gpu is not None and len(b.gpu.slots)]
             if not blocks:
@@ -130,32 +183,23 @@ class Room:
             return True
         return False
 
-    def _begin_shed(self, cause: CauseOf, tried: set[PrefixNode]) -> tuple[PrefixNode | None, bool]:
-        """Choose the next prefix to leave the GPU. Done at once if no bytes move; else it is marked busy and returned
-        with True. One that was `tried` and stayed (its children must go first) is not asked again. Under the lock."""
+    def _begin_shed(self, cause: CauseOf, whom: For, tried: set[PrefixNode]) -> tuple[PrefixNode | None, bool]:
+        """Let the next prefix leave the GPU. Done at once if no bytes move; else it is marked busy and returned with
+        True. One that was `tried` and stayed (its children must go first) is not asked again. Under the lock."""
         ledger = self._ledger
-        for node in ledger.orders[Tier.GPU].oldest(ledger.may_leave):
-            if len(tried) > _FRUITLESS:
-                break
-            if node in tried:
-                continue
-            record = node.record
-            if record.approximate:  # it has no place below the GPU
-                if node.children:
-                    continue
-                ledger.remove(node, cause)
-                return node, False
-            held = [h for h in record.holdings() if h.gpu is not None]
-            if all(h.below or h.n_pages == 0 for h in held):
-                self._leave_gpu(node, cause)
-                return node, False
-            if self._tiers.materialise and (self._tiers.host is not None or self._tiers.disk is not None):
-                record.busy = True
-                return node, True
-            if not node.children:
-                ledger.remove(node, cause)
-                return node, False
-        return None, False
+        node = self._leaving.next_node(whom, tried)
+        if node is None:
+            return None, False
+        if node.record.approximate:
+            ledger.remove(node, cause)
+        elif has_copies_below(node):
+            self._leave_gpu(node, cause)
+        elif self._tiers.materialise and (self._tiers.host is not None or self._tiers.disk is not None):
+            node.record.busy = True
+            return node, True
+        else:
+            ledger.remove(node, cause)
+        return node, False
 
     def _leave_gpu(self, node: PrefixNode, cause: CauseOf, start_ns: int = 0) -> int:
         """Free the GPU copies of everything that has a copy below. Under the lock."""
@@ -194,27 +238,19 @@ class Room:
                 node.record.busy = False
                 ledger.settled.notify_all()
 
-    def _finish_shed(self, node: PrefixNode, cause: CauseOf) -> None:
+    def _finish_shed(self, node: PrefixNode, cause: CauseOf, whom: For) -> None:
         """Copy a busy prefix below the GPU and free its GPU copies; evict it if nothing below takes it."""
         ledger = self._ledger
         start_ns = ledger.clock.monotonic_ns()
         kept = self._copied_down(node, (Tier.HOST, Tier.DISK))
         with ledger.lock:
-            if not ledger.may_leave(node) or node.parent is None:
+            if not self._leaving.may_still_leave(node, whom):
                 return
             if kept:
                 self._leave_gpu(node, cause, start_ns)
             elif not node.children:
                 ledger.remove(node, cause)
         self._tiers.sweep()
-
-    def _oldest_leaf(self) -> PrefixNode | None:
-        ledger = self._ledger
-        for tier in (Tier.DISK, Tier.HOST, Tier.GPU):
-            order = ledger.orders[tier]
-            for node in order.oldest(lambda n: ledger.may_leave(n) and not n.children):
-                return node
-        return None
 
     # -- downwards --------------------------------------------------------------------------------------------------
 
@@ -278,8 +314,9 @@ class Room:
     ) -> PrefixNode | None:
         """The next prefix off the host: at once if it has other copies, else marked busy to be written. Locked."""
         ledger = self._ledger
+        for_namespace = wanting.record.namespace if wanting is not None else ""
         for node in ledger.orders[Tier.HOST].oldest(lambda n: n is not wanting and ledger.may_leave(n)):
-            if len(tried) > _FRUITLESS:
+            if len(tried) > FRUITLESS:
                 break
             if node in tried:
                 continue
@@ -290,7 +327,7 @@ class Room:
             if self._tiers.disk is not None:
                 node.record.busy = True
                 return node
-            if not node.children:
+            if not node.children and self._leaving.may_still_leave(node, For(namespace=for_namespace)):
                 ledger.remove(node, cause)
                 return node
         return None

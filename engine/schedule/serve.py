@@ -14,6 +14,7 @@ from engine.index.radix import TOKEN_BYTES, Match
 from engine.index.space import space_of
 from engine.memory.holding import Bound, Tier
 from engine.model.objects import ObjectKind
+from engine.schedule.gate import Gate
 from engine.schedule.ledger import Ledger, PrefixNode
 from engine.schedule.plan import Outlook, Planner, RecoveryPlan, kinds_served
 from engine.schedule.queues import FormQueues, QueueFull
@@ -71,8 +72,10 @@ class Server:
         queues: FormQueues,
         config: EngineConfig,
         source: LeaseSource,
+        gate: Gate,
     ) -> None:
         self._ledger = ledger
+        self._gate = gate
         self._planner = planner
         self._recovery = recovery
         self._queues = queues
@@ -253,7 +256,7 @@ class Server:
             lcp_tokens=lcp,
             usable_tokens=usable,
             replay_tokens=boundary.replay_tokens if boundary is not None else 0,
-            checkpoint_hints=self._hints(prompt_tokens, outlook, boundary),
+            checkpoint_hints=self._hints(request, outlook, boundary),
             explanation=explanation,
             node=boundary.nodes[-1] if boundary is not None else None,
             pages=boundary.pages if boundary is not None else 0,
@@ -275,8 +278,10 @@ class Server:
             return spans, {}
         return spans, {k: tiers.bind(b, 0, b.n_pages) for k, b in checkpoint.blocks.items() if b.n_pages}
 
-    def _hints(self, prompt_tokens: int, outlook: Outlook, boundary: Boundary | None) -> tuple[int, ...]:
-        """Positions past the resume point where a checkpoint pays: branch point, end of prompt, every N tokens."""
+    def _hints(self, request: _Request, outlook: Outlook, boundary: Boundary | None) -> tuple[int, ...]:
+        """Positions past the resume point where a checkpoint pays: branch point, end of prompt, every N tokens; none
+        past what the admission rule would keep now, but one at its end."""
+        prompt_tokens = len(request.tokens) // TOKEN_BYTES
         resume = boundary.tokens - boundary.replay_tokens if boundary is not None else 0
         usable = boundary.tokens if boundary is not None and boundary.checkpoint is not None else 0
         branch = outlook.match.pages * self._page_tokens
@@ -285,6 +290,12 @@ class Server:
             found.add(branch)
         if every := self.checkpoint_every_tokens:
             found.update(range((resume // every + 1) * every, prompt_tokens, every))
+        pages = prompt_tokens // self._page_tokens
+        kept = self._gate.foresee(request.namespace, request.tokens, pages, outlook.match.pages)
+        if kept < pages:
+            found = {b for b in found if b // self._page_tokens <= kept}
+            if kept > outlook.match.pages:
+                found.add(kept * self._page_tokens)
         return tuple(sorted(b for b in found if b > resume and b >= self._page_tokens))
 
     # -- counting and recording -------------------------------------------------------------------------------------

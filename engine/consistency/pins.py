@@ -1,0 +1,71 @@
+"""Pins: what an operator keeps from eviction, for a while and within a budget. Guarded by the engine lock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.consistency.prefix import PrefixRecord
+
+
+class PinBooks:
+    """Knows every pinned prefix and how many bytes are pinned.
+
+    A prefix counts with the bytes it would take on the GPU, wherever its objects are now: a pinned prefix that comes
+    back from below takes no more of the budget than before.
+    """
+
+    def __init__(self, tier_bytes: int, budget_ratio: float) -> None:
+        self.budget_bytes = int(tier_bytes * budget_ratio)
+        self.held_bytes = 0
+        self._records: dict[PrefixRecord, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def refuses(self, records: Iterable[PrefixRecord]) -> bool:
+        """Whether pinning these as well would be over the budget."""
+        more = sum(pinned_size(record) for record in records if record not in self._records)
+        return more > 0 and self.held_bytes + more > self.budget_bytes
+
+    def room_for(self, record: PrefixRecord, n_bytes: int) -> bool:
+        """Whether this prefix may grow by so many bytes: always, unless it is pinned and the budget is spent."""
+        return record not in self._records or self.held_bytes + n_bytes <= self.budget_bytes
+
+    def mark(self, record: PrefixRecord, until_ns: int) -> None:
+        """Pin until then (wall clock); 0 unpins."""
+        record.pinned_until_ns = until_ns
+        self.recount(record)
+
+    def recount(self, record: PrefixRecord) -> None:
+        """Bring the books in line with a prefix that was marked, grew, shrank or was cut in two."""
+        before = self._records.pop(record, 0)
+        now = pinned_size(record) if record.pinned_until_ns else 0
+        if record.pinned_until_ns:
+            self._records[record] = now
+        self.held_bytes += now - before
+
+    def leave(self, record: PrefixRecord) -> None:
+        """The prefix was evicted."""
+        self.held_bytes -= self._records.pop(record, 0)
+
+    def run_out(self, wall_ns: int) -> list[PrefixRecord]:
+        """Unpin what is past its time; returns it."""
+        over = [record for record in self._records if record.pinned_until_ns <= wall_ns]
+        for record in over:
+            self.mark(record, 0)
+        return over
+
+    def violations(self, records: Iterable[PrefixRecord]) -> list[str]:
+        """How the books differ from what is pinned."""
+        pinned = {record: pinned_size(record) for record in records if record.pinned_until_ns}
+        if pinned == self._records and self.held_bytes == sum(pinned.values()):
+            return []
+        return [
+            f"pins: {len(self._records)} prefixes of {self.held_bytes} bytes are in the books, "
+            f"{len(pinned)} of {sum(pinned.values())} are pinned"
+        ]
+
+
+def pinned_size(record: PrefixRecord) -> int:
+    """Bytes of its objects, each in the fastest tier that has it."""
+    return sum(copy.total_bytes for h in record.holdings() if (copy := h.gpu or h.host or h.disk) is not None)
