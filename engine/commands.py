@@ -25,6 +25,7 @@ MAX_PAGES = 1 << 20
 SCRUB_BYTES = 1 << 30
 SCRUB_STEP_BYTES = 8 << 20
 SCRUB_STEP_S = 0.25
+LONGEST_PIN_S = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,8 +219,10 @@ class Commands:
             return job, ""
 
     def _pin(self, request: CommandRequest, cause: CauseOf, span: SpanContext, progress: Progress) -> dict[str, Any]:
-        """Keep prefixes (and so their ancestors) from being evicted for `ttl_s` seconds."""
+        """Keep prefixes (and so their ancestors) from being evicted for `ttl_s` seconds, within the pins' budget."""
         ttl_s = float(request.arguments.get("ttl_s") or 3600.0)
+        if not 0 < ttl_s < LONGEST_PIN_S:
+            raise BadCommand(f"ttl_s is {ttl_s!r}; it must be above 0 and below {LONGEST_PIN_S:,.0f}")
         until = self._ledger.clock.wall_ns() + int(ttl_s * NS_PER_S)
         return self._mark(request, until)
 
@@ -228,20 +231,23 @@ class Commands:
 
     def _mark(self, request: CommandRequest, until_ns: int) -> dict[str, Any]:
         """A pin holds the whole path: a prefix is of no use without its ancestors. An unpin lets go of what no other
-        pinned prefix needs."""
-        done, refused = 0, []
+        pinned prefix needs. A pin past the budget of all pins is refused: pins must not starve the cache."""
+        done, refused, pins = 0, [], self._ledger.pins
         with self._ledger.lock:
+            self._ledger.unpin_run_out()
             for prefix_id in _ids(request):
                 node = self._ledger.nodes.get(prefix_id)
-                if node is None:
-                    refused.append({"prefix_id": prefix_id, "reason": "unknown_prefix"})
+                path = _path_of(node)
+                reason = "unknown_prefix" if node is None else ""
+                if until_ns and pins.refuses(step.record for step in path):
+                    reason = "pin_budget"
+                if reason:
+                    refused.append({"prefix_id": prefix_id, "reason": reason})
                     continue
-                walk: PrefixNode | None = node
-                while walk is not None and walk.parent is not None:
-                    below = max((c.record.pinned_until_ns for c in walk.children.values()), default=0)
-                    own = walk.record.pinned_until_ns if until_ns and walk is not node else 0
-                    walk.record.pinned_until_ns = max(until_ns, below, own)
-                    walk = walk.parent
+                for step in path:
+                    below = max((c.record.pinned_until_ns for c in step.children.values()), default=0)
+                    own = step.record.pinned_until_ns if until_ns and step is not node else 0
+                    pins.mark(step.record, max(until_ns, below, own))
                 done += 1
         return {"pinned" if until_ns else "unpinned": done, "refused": refused}
 
@@ -291,8 +297,11 @@ class Commands:
         self, request: CommandRequest, cause: CauseOf, span: SpanContext, progress: Progress
     ) -> dict[str, Any]:
         limit = int(request.arguments.get("max_pages") or MAX_PAGES)
-        pages, moved, slabs = self._run(Form.RESIDENT, lambda: self._reformer.compact(limit, span))
-        return {"pages": pages, "bytes": moved, "slabs_freed": slabs}
+        done = self._run(Form.RESIDENT, lambda: self._reformer.compact(limit, span))
+        return {
+            "pages": done.pages, "bytes": done.moved_bytes, "slabs_freed": done.slabs_freed,
+            "fragmentation_before": done.fragmentation_before, "fragmentation_after": done.fragmentation_after,
+        }  # fmt: skip
 
     def _scrub(self, request: CommandRequest, cause: CauseOf, span: SpanContext, progress: Progress) -> dict[str, Any]:
         """Prove what is on disk, `bytes_per_s` of it a second: step by step, so that restores go on in between. An
@@ -331,6 +340,15 @@ def _ids(request: CommandRequest) -> list[str]:
     if not isinstance(ids, Iterable) or isinstance(ids, str):
         raise BadCommand(f"{request.kind} needs prefix_ids, a list of prefix ids; got {ids!r}")
     return [str(prefix_id) for prefix_id in ids]
+
+
+def _path_of(node: PrefixNode | None) -> list[PrefixNode]:
+    """The prefix and its ancestors, the end first."""
+    path = []
+    while node is not None and node.parent is not None:
+        path.append(node)
+        node = node.parent
+    return path
 
 
 def _refusal(node: PrefixNode | None, expected_version: Any, descendants: bool) -> str:

@@ -14,6 +14,8 @@ from engine.schedule.pace import PrefillPace
 from engine.schedule.queues import FormQueues
 from engine.telemetry.pump import transition_attributes
 
+NAMESPACES_SHOWN = 50
+
 
 def stats(ledger: Ledger, queues: FormQueues, pace: PrefillPace) -> dict[str, Any]:
     """The `stats` of docs/reference/wire.md, section 3."""
@@ -42,6 +44,15 @@ def stats(ledger: Ledger, queues: FormQueues, pace: PrefillPace) -> dict[str, An
             },
             "io": ledger.tiers.io_figures(),
             "prefill": {"tokens_per_s": pace.tokens_per_s, "reports": pace.reports},
+            "namespaces": _namespaces(ledger),
+            "pins": {
+                "prefixes": len(ledger.pins),
+                "bytes": ledger.pins.held_bytes,
+                "budget_bytes": ledger.pins.budget_bytes,
+            },
+            "evictions": {f"{cause} {kind}": n for (cause, kind), n in c.evictions.items()},
+            "commits": {"admitted": c.commits, "refused": dict(c.refusals), "cut": dict(c.cuts)},
+            "checkpoints_dropped": dict(c.checkpoints_dropped),
             "leases": len(ledger.leases),
             "oldest_lease_s": ledger.leases.oldest_s(),
             "telemetry_dropped": tally.dropped_checks + tally.dropped_requests,
@@ -53,6 +64,14 @@ def stats(ledger: Ledger, queues: FormQueues, pace: PrefillPace) -> dict[str, An
                 for d in ledger.damages[-50:]
             ],
         }
+
+
+def _namespaces(ledger: Ledger) -> dict[str, dict[str, int]]:
+    """What the capped namespaces and the largest others hold, on the GPU and in prefixes."""
+    figures = ledger.namespaces.figures
+    caps = ledger.namespaces.shares.caps
+    largest = sorted(figures, key=lambda name: (name in caps, figures[name]["gpu_bytes"]), reverse=True)
+    return {name: figures[name] for name in largest[:NAMESPACES_SHOWN]}
 
 
 def tier_figures(ledger: Ledger, tier: Tier) -> dict[str, int]:
@@ -129,6 +148,8 @@ def check(ledger: Ledger) -> list[str]:
         found += _check_disk(ledger, nodes)
         found += _check_states(ledger, nodes)
         found += _check_leases(ledger, nodes)
+        found += _check_namespaces(ledger, nodes)
+        found += ledger.pins.violations(node.record for node in nodes)
         if len(nodes) != len(ledger.nodes):
             found.append(f"index: {len(nodes)} nodes in the tree, {len(ledger.nodes)} by id")
         return found
@@ -210,6 +231,27 @@ def _check_leases(ledger: Ledger, nodes: list[PrefixNode]) -> list[str]:
     # Commits and restores in flight pin too, so more is possible while work runs; fewer never is.
     short = [n.record.prefix_id for n in nodes if n.record.leases < pins.get(id(n), 0)]
     return [f"{len(short)} prefixes count fewer leases than run through them, e.g. {short[0]}"] if short else []
+
+
+def _check_namespaces(ledger: Ledger, nodes: list[PrefixNode]) -> list[str]:
+    """The books by namespace against what prefixes hold. Commits on their way are booked too, so more is possible."""
+    held: dict[str, list[int]] = {}
+    found = []
+    for node in nodes:
+        record = node.record
+        row = held.setdefault(record.namespace, [0, 0])
+        row[0], row[1] = row[0] + record.gpu_bytes, row[1] + 1
+        n_bytes = record.held_bytes(Tier.GPU)
+        if record.gpu_bytes != n_bytes + record.arriving_bytes:
+            found.append(f"prefix {record.prefix_id}: {record.gpu_bytes} GPU bytes are booked, it holds {n_bytes}")
+    books = ledger.namespaces
+    for name in {*held, *books.gpu_bytes, *books.prefixes}:
+        n_bytes, n = held.get(name, [0, 0])
+        if books.gpu_bytes.get(name, 0) < n_bytes or books.prefixes.get(name, 0) < n:
+            found.append(f"namespace {name!r}: {n_bytes} bytes in {n} prefixes are held, fewer are in the books")
+    if books.total_bytes != sum(books.gpu_bytes.values()):
+        found.append(f"namespaces: {books.total_bytes} bytes in all, {sum(books.gpu_bytes.values())} by name")
+    return found
 
 
 def _rfc3339(ns: int) -> str:

@@ -6,6 +6,7 @@ only if nobody leased it meanwhile. Each step is bounded.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ import numpy as np
 from engine.consistency.prefix import CauseOf
 from engine.consistency.state import Cause, State
 from engine.errors import CodecRefused, CorruptObject, EngineError, OutOfMemory
-from engine.memory.arena import Slots
+from engine.memory.arena import Arena, Slots
 from engine.memory.codec import NATIVE, NATIVE_META
 from engine.memory.holding import Holding, SlotCopy, Tier
 from engine.model.objects import ObjectKind
@@ -33,6 +34,17 @@ class Reformed:
 
     moved_bytes: int = 0
     refused: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """What a compaction moved, and what it won: by page class, free bytes over bytes of the slabs it holds."""
+
+    pages: int
+    moved_bytes: int
+    slabs_freed: int
+    fragmentation_before: dict[str, float]
+    fragmentation_after: dict[str, float]
 
 
 @dataclass(slots=True)
@@ -201,8 +213,8 @@ class Reformer:
 
     # -- compaction -------------------------------------------------------------------------------------------------
 
-    def compact(self, max_pages: int, parent: SpanContext = NO_SPAN) -> tuple[int, int, int]:
-        """Empty sparse slabs into the holes of fuller ones: (pages moved, bytes moved, slabs freed).
+    def compact(self, max_pages: int, parent: SpanContext = NO_SPAN) -> Compacted:
+        """Empty sparse slabs into the holes of fuller ones.
 
         Leased prefixes stay; at most `max_pages` pages are moved.
         """
@@ -211,27 +223,38 @@ class Reformer:
         pages = moved = 0
         with ledger.lock:
             nodes = list(ledger.nodes.values())
+            before = _fragmentation(gpu)
         for node in nodes:
             if pages >= max_pages:
                 break
-            n, n_bytes = self._compact_node(node)
+            n, n_bytes = self._compact_node(node, max_pages - pages)
             pages, moved = pages + n, moved + n_bytes
         with ledger.lock:
             slabs = gpu.release_empty_slabs()
             ledger.graph.changed()
+            after = _fragmentation(gpu)
         if ledger.ring.enabled:
-            attributes = ("kvcache.pages", pages, "kvcache.bytes", moved, "kvcache.slabs_freed", slabs)
+            attributes = (
+                "kvcache.pages", pages, "kvcache.bytes", moved, "kvcache.slabs_freed", slabs,
+                "kvcache.fragmentation_before", json.dumps(before), "kvcache.fragmentation_after", json.dumps(after),
+            )  # fmt: skip
             now_ns = ledger.clock.monotonic_ns()
             ledger.ring.request("kvcache.compact", new_span(parent), parent, start_ns, now_ns, attributes)
-        return pages, moved, slabs
+        return Compacted(
+            pages=pages, moved_bytes=moved, slabs_freed=slabs, fragmentation_before=before, fragmentation_after=after
+        )
 
-    def _compact_node(self, node: PrefixNode) -> tuple[int, int]:
-        """Move one free prefix's pages out of sparse slabs: take holes, copy, swap if still nobody leased it."""
+    def _compact_node(self, node: PrefixNode, max_pages: int) -> tuple[int, int]:
+        """Move a free prefix's pages out of sparse slabs: take holes, copy, swap if still nobody leased it."""
         ledger, gpu = self._ledger, self._tiers.gpu
         with ledger.lock:
             if node.parent is None or not ledger.may_leave(node) or ledger.graph.in_window:
                 return 0, 0
-            moves = [m for h in node.record.holdings() if (m := self._choose_moves(h)) is not None]
+            moves = []
+            for holding in node.record.holdings():
+                if (move := self._choose_moves(holding, max_pages)) is not None:
+                    moves.append(move)
+                    max_pages -= len(move[1])
             node.record.busy = bool(moves)
         if not moves:
             return 0, 0
@@ -259,13 +282,13 @@ class Reformer:
             return 0, 0
         return sum(len(m[1]) for m in moves), sum(len(m[1]) * m[0].page_bytes for m in moves)
 
-    def _choose_moves(self, holding: Holding) -> tuple[SlotCopy, Slots, Slots] | None:
-        """A holding's pages in sparse slabs (as positions) and as many holes elsewhere. Under the lock."""
+    def _choose_moves(self, holding: Holding, max_pages: int) -> tuple[SlotCopy, Slots, Slots] | None:
+        """A holding's pages in sparse slabs (as positions), and as many holes elsewhere. Under the lock."""
         copy, gpu = holding.gpu, self._tiers.gpu
         if copy is None or not len(copy.slots):
             return None
         sparse = gpu.sparse_slabs(copy.page_class, SPARSE_RATIO)
-        chosen = np.flatnonzero(np.isin(gpu.slab_of(copy.page_class, copy.slots), sparse)).astype(np.int32)
+        chosen = np.flatnonzero(np.isin(gpu.slab_of(copy.page_class, copy.slots), sparse)).astype(np.int32)[:max_pages]
         fresh = gpu.take_outside(copy.page_class, len(chosen), sparse) if len(chosen) else None
         return None if fresh is None else (copy, chosen, fresh)
 
@@ -316,6 +339,10 @@ class Reformer:
             ledger.ring.request(
                 "kvcache.scrub", new_span(scrub.parent), scrub.parent, scrub.start_ns, now_ns, attributes, failed
             )
+
+
+def _fragmentation(arena: Arena) -> dict[str, float]:
+    return {name: round(u.fragmentation_ratio, 6) for name, u in arena.usage().items() if u.slabs}
 
 
 def _on_gpu(node: PrefixNode) -> bool:

@@ -48,6 +48,8 @@ class EngineMetrics:
             ("kvcache.validations", "1", lambda: _singles(c.by_validation, ("validation", "verdict", "reason"))),
             ("kvcache.recoveries", "1", lambda: _singles(c.recoveries, ("tier", "outcome"))),
             ("kvcache.evictions", "1", lambda: _singles(c.evictions, ("cause", "kind"))),
+            ("kvcache.commits", "1", self._commits),
+            ("kvcache.checkpoints.dropped", "1", self._dropped),
             ("kvcache.codec.judged", "1", lambda: _singles(self._quality.judged, ("codec", "outcome"))),
             ("kvcache.tier.io.bytes", "By", self._io_bytes),
             (
@@ -67,6 +69,8 @@ class EngineMetrics:
             ("kvcache.fragmentation", "1", self._fragmentation),
             ("kvcache.tier.bytes", "By", self._tier_bytes),
             ("kvcache.prefixes", "1", self._prefixes),
+            ("kvcache.namespace.bytes", "By", self._namespace_bytes),
+            ("kvcache.pinned.bytes", "By", lambda: [(ledger.pins.held_bytes, {})]),
             ("kvcache.queue.depth", "1", lambda: [(q.depth, {"form": str(q.form)}) for q in self._queues.all()]),
             ("kvcache.leases", "1", lambda: [(len(ledger.leases), {})]),
             ("kvcache.lease.age", "s", lambda: [(ledger.leases.oldest_s(), {})]),
@@ -119,6 +123,21 @@ class EngineMetrics:
             for tier, found in figures.items()
             for name, n in found.items()
         ]
+
+    def _commits(self) -> Rows:
+        c = self._ledger.counters
+        whole = c.commits - sum(list(c.cuts.values()))
+        cut = [(n, {"outcome": "admitted", "reason": reason}) for reason, n in list(c.cuts.items())]
+        refused = [(n, {"outcome": "refused", "reason": reason}) for reason, n in list(c.refusals.items())]
+        return [(whole, {"outcome": "admitted", "reason": "ok"}), *cut, *refused]
+
+    def _dropped(self) -> Rows:
+        return [(n, {"reason": reason}) for reason, n in list(self._ledger.counters.checkpoints_dropped.items())]
+
+    def _namespace_bytes(self) -> Rows:
+        """Of the namespaces that have a cap: there is a bounded number of these."""
+        books = self._ledger.namespaces
+        return [(books.gpu_bytes.get(name, 0), {"namespace": name}) for name in list(books.shares.caps)]
 
     def _breakers(self) -> Rows:
         return [(transfer.breaker.rung, {"tier": str(tier)}) for tier, transfer in self._ledger.tiers.io.items()]

@@ -53,6 +53,7 @@ def test_what_is_leased_or_pinned_stays_where_it_is(make_rig, keep):
 
 def test_when_all_tiers_are_full_of_pinned_prefixes_a_commit_is_refused_and_acquire_still_answers(make_rig, tmp_path):
     rig = make_rig(gpu_bytes=128 << 10, host_bytes=64 << 10, disk_bytes=64 << 10, data_dir=tmp_path)
+    rig.ledger.pins.budget_bytes = 1 << 40
     kept = []
     for seed in range(40):
         tokens = prompt(4 * rig.page, seed)
