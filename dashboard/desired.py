@@ -19,6 +19,10 @@ LABELS = {
     "cap_disk_bytes": "Disk bytes",
     "codec": "Codec",
     "checkpoint_every_tokens": "Checkpoint tokens",
+    "checkpoint_budget_ratio": "Checkpoint share",
+    "namespace_caps": "Namespaces",
+    "admission_rule": "Admission",
+    "eviction": "Eviction",
 }
 BYTE_KNOBS = ("cap_gpu_bytes", "cap_host_bytes", "cap_disk_bytes")
 DEFAULT_TEXT = "engine's default"
@@ -32,7 +36,15 @@ def knob_text(name: str, value: Any) -> str:
         return bytes_text(value)
     if name == "mode_expires_at":
         return moment_text(dt.datetime.fromisoformat(str(value)))
+    if name == "namespace_caps":
+        return "; ".join(f"{space}: {_cap_text(cap)}" for space, cap in value.items()) or "none"
     return count_text(value) if isinstance(value, int) else str(value)
+
+
+def _cap_text(cap: Mapping[str, int]) -> str:
+    words = {"guaranteed_bytes": "guaranteed", "max_bytes": "at most", "max_prefixes": "prefixes at most"}
+    shown = {key: count_text(n) if key == "max_prefixes" else bytes_text(n) for key, n in cap.items()}
+    return ", ".join(f"{word} {shown[key]}" for key, word in words.items() if key in shown)
 
 
 def changes_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from controlplane.cli.look import full_id
 REFUSAL_HINTS = {
     "has_descendants": "Other prefixes build on it: --descendants evicts them too.",
     "pinned": "`kvdeck unpin` lets it go.",
+    "pin_budget": "Pins may hold a share of the GPU tier only: `kvdeck unpin` others first.",
     "leased": "A request reads it right now: try again in a moment.",
     "version_moved_on": "It has changed since it was shown: look again.",
     "unknown_prefix": "The engine does not hold it (any more).",

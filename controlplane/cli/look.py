@@ -47,6 +47,9 @@ def status(
         return
     columns = ("engine", "health", "sync", "mode", "prefixes", "gpu live", "usable", "last seen", "model")
     show_table("Engines", columns, (_engine_row(engine) for engine in engines))
+    if shares := [row for engine in engines for row in _namespace_rows(engine)]:
+        named = ("engine", "namespace", "gpu live", "guaranteed", "max", "prefixes", "max prefixes")
+        show_table("Capped namespaces", named, shares)
     show_table("Firing alerts", ("id", "rule", "engine", "summary", "acknowledged"), (_alert_row(a) for a in alerts))
     for engine in engines:
         if engine["observed"].get("error"):
@@ -67,6 +70,22 @@ def _engine_row(engine: dict[str, Any]) -> tuple[Any, ...]:
         f"{engine['last_seen_seconds']:.0f} s ago",
         engine["model"],
     )
+
+
+def _namespace_rows(engine: dict[str, Any]) -> list[tuple[Any, ...]]:
+    held = engine["stats"].get("namespaces", {})
+    return [
+        (
+            engine["id"],
+            name,
+            as_bytes(held.get(name, {}).get("gpu_bytes", 0)),
+            as_bytes(cap.get("guaranteed_bytes")),
+            as_bytes(cap.get("max_bytes")),
+            held.get(name, {}).get("prefixes", 0),
+            cap.get("max_prefixes"),
+        )
+        for name, cap in (engine["observed"].get("namespace_caps") or {}).items()
+    ]
 
 
 def _alert_row(alert: dict[str, Any]) -> tuple[Any, ...]:

@@ -14,6 +14,9 @@ MODES = ("normal", "no_disk", "resident_only", "full_only", "bypass")
 DEFAULT_MODE_HOLD = dt.timedelta(hours=1)
 LONGEST_MODE_HOLD = dt.timedelta(days=7)
 CODEC_NAME = re.compile(r"^[a-z][a-z0-9_]{0,31}$")
+FIRST_PAGES = re.compile(r"^first_pages:[1-9][0-9]{0,8}$")
+EVICTIONS = ("lru", "cost_aware")
+MOST_NAMESPACE_CAPS = 256
 MIB = 1024 * 1024
 PIB = 1024**5
 
@@ -46,6 +49,52 @@ def _codec(value: Any) -> str | None:
     return None if ok else f"must be a codec's short name such as 'int8', got {value!r}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """A share of the GPU tier, strictly between 0 and 1."""
+
+    why: str
+
+    def __call__(self, value: Any) -> str | None:
+        ok = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1
+        return None if ok else f"must be a share between 0 and 1, got {value!r}: {self.why}"
+
+
+def _admission_rule(value: Any) -> str | None:
+    if value in ("all", "second_touch") or (isinstance(value, str) and FIRST_PAGES.match(value)):
+        return None
+    return f"must be all, second_touch or first_pages:N with N from 1, got {value!r}"
+
+
+def _eviction(value: Any) -> str | None:
+    return None if value in EVICTIONS else f"must be one of {', '.join(EVICTIONS)}, got {value!r}"
+
+
+def _namespace_caps(value: Any) -> str | None:
+    """Whether the guarantees fit the GPU tier together is the engine's to say: it knows its tier."""
+    if not isinstance(value, Mapping) or not value:
+        return f"must map namespaces to their caps, or be null for none, got {value!r}"
+    if len(value) > MOST_NAMESPACE_CAPS:
+        return f"must name at most {MOST_NAMESPACE_CAPS} namespaces, got {len(value)}"
+    for name, caps in value.items():
+        if not isinstance(name, str) or not 0 < len(name) <= 128 or not name.isprintable():
+            return f"must name namespaces of 1 to 128 printable characters, got {name!r}"
+        if problem := _one_namespace(caps):
+            return f"of namespace {name!r} {problem}"
+    return None
+
+
+def _one_namespace(caps: Any) -> str | None:
+    if not isinstance(caps, Mapping) or not caps or set(caps) - set(NAMESPACE_LIMITS):
+        return f"must set some of {', '.join(NAMESPACE_LIMITS)}, got {caps!r}"
+    for key, limit in NAMESPACE_LIMITS.items():
+        if key in caps and (problem := limit(caps[key])):
+            return f"{key} {problem}"
+    if caps.get("guaranteed_bytes", 0) > caps.get("max_bytes", PIB):
+        return f"guarantees {caps['guaranteed_bytes']} bytes, more than its max_bytes of {caps['max_bytes']}"
+    return None
+
+
 def _moment(value: Any) -> str | None:
     try:
         moment = dt.datetime.fromisoformat(value)
@@ -53,6 +102,12 @@ def _moment(value: Any) -> str | None:
         return f"must be an RFC 3339 time, got {value!r}"
     return None if moment.tzinfo else f"must carry its time zone, got {value!r}"
 
+
+NAMESPACE_LIMITS: Mapping[str, Callable[[Any], str | None]] = {
+    "guaranteed_bytes": Between(least=MIB, most=PIB, unit="bytes", why="below 1 MiB not one page of any model fits"),
+    "max_bytes": Between(least=MIB, most=PIB, unit="bytes", why="below 1 MiB not one page of any model fits"),
+    "max_prefixes": Between(least=1, most=100_000_000, unit="prefixes", why="leave it out for no limit"),
+}
 
 KNOBS: Mapping[str, Callable[[Any], str | None]] = {
     "mode": _mode,
@@ -65,6 +120,10 @@ KNOBS: Mapping[str, Callable[[Any], str | None]] = {
     "checkpoint_every_tokens": Between(
         least=0, most=16_777_216, unit="tokens", why="0 keeps only the default checkpoints"
     ),
+    "checkpoint_budget_ratio": Share(why="windows and tails may fill so much of the GPU tier"),
+    "namespace_caps": _namespace_caps,
+    "admission_rule": _admission_rule,
+    "eviction": _eviction,
 }
 
 

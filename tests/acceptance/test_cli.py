@@ -51,6 +51,29 @@ def test_a_change_of_a_cap_is_a_revision_that_can_be_rolled_back(up: Up) -> None
     assert "cap_prefixes: 50 -> 100" in back.stdout
 
 
+def test_a_namespace_gets_caps_of_its_own_and_loses_them_again(up: Up) -> None:
+    wanted = ("--guaranteed", "64MiB", "--max", "1GiB", "--prefixes", "500")
+    one = json.loads(up.kvdeck("cap", "--namespace", "tenant-a", *wanted, "--json").stdout)
+    caps = {"guaranteed_bytes": 64 << 20, "max_bytes": 1 << 30, "max_prefixes": 500}
+    assert one["document"]["namespace_caps"] == {"tenant-a": caps}
+    two = json.loads(up.kvdeck("cap", "--namespace", "b", "--max", "1G", "--eviction", "cost_aware", "--json").stdout)
+    assert two["document"]["namespace_caps"] == {"tenant-a": caps, "b": {"max_bytes": 1 << 30}}
+    assert two["document"]["eviction"] == "cost_aware"
+    three = json.loads(up.kvdeck("cap", "--namespace", "tenant-a", "--no-cap", "--json").stdout)
+    assert three["document"]["namespace_caps"] == {"b": {"max_bytes": 1 << 30}}
+    last = json.loads(up.kvdeck("cap", "--namespace", "b", "--no-cap", "--eviction", "default", "--json").stdout)
+    assert not {"namespace_caps", "eviction"} & last["document"].keys()
+    assert up.kvdeck("cap", "--max", "1G").returncode == 2
+    assert up.kvdeck("cap", "--namespace", "b").returncode == 2
+
+
+def test_a_rule_of_admission_is_set_and_taken_back(up: Up) -> None:
+    done = json.loads(up.kvdeck("cap", "--admission", "first_pages:8", "--checkpoints", "0.2", "--json").stdout)
+    assert (done["document"]["admission_rule"], done["document"]["checkpoint_budget_ratio"]) == ("first_pages:8", 0.2)
+    assert "must be all" in up.kvdeck("cap", "--admission", "some").stderr
+    up.kvdeck("cap", "--admission", "default", "--checkpoints", "default")
+
+
 def test_a_mode_is_held_and_given_back(up: Up) -> None:
     held = json.loads(up.kvdeck("mode", "no_disk", "--for", "20m", "--json").stdout)
     assert held["document"]["mode"] == "no_disk"

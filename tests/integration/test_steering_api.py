@@ -47,6 +47,18 @@ def test_one_idempotency_key_is_one_command(deck: Deck) -> None:
         assert session.scalar(select(func.count()).select_from(Audit).where(Audit.action == "evict")) == 1
 
 
+def test_caps_of_a_namespace_are_desired_state_with_a_diff(deck: Deck) -> None:
+    caps = {"tenant-a": {"guaranteed_bytes": 64 << 20, "max_bytes": 1 << 30}}
+    with deck.client() as client:
+        first = client.set_desired({"namespace_caps": caps}, reason="a is dear")
+        assert first["diff"] == {"namespace_caps": [None, caps]}
+        assert client.set_desired({"namespace_caps": None}, reason="no more")["document"] == {}
+        assert client.rollback(first["revision"], reason="after all")["document"] == {"namespace_caps": caps}
+        with pytest.raises(BadRequest, match="more than its max_bytes"):
+            bad = {"guaranteed_bytes": 2 << 20, "max_bytes": 1 << 20}
+            client.set_desired({"namespace_caps": {"tenant-a": bad}}, reason="oops")
+
+
 def test_every_command_is_audited_with_its_reason_and_trace(deck: Deck) -> None:
     trace = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
     with deck.client() as client:

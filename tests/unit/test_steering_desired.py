@@ -34,6 +34,20 @@ def check(**changes: Any) -> dict[str, Any]:
         ({"mode": "slow"}, "one of normal, no_disk"),
         ({"codec": "../x"}, "codec's short name"),
         ({"checkpoint_every_tokens": 100}, "multiple of this engine's page of 64"),
+        ({"checkpoint_budget_ratio": 1.0}, "share between 0 and 1"),
+        ({"checkpoint_budget_ratio": True}, "share between 0 and 1"),
+        ({"eviction": "fifo"}, "one of lru, cost_aware"),
+        ({"admission_rule": "first_pages:0"}, "first_pages:N with N from 1"),
+        ({"admission_rule": ["all"]}, "must be all, second_touch"),
+        ({"namespace_caps": {}}, "or be null for none"),
+        ({"namespace_caps": [1]}, "must map namespaces"),
+        ({"namespace_caps": {"": {"max_prefixes": 1}}}, "1 to 128 printable"),
+        ({"namespace_caps": {"a": {}}}, "of namespace 'a' must set some of guaranteed_bytes"),
+        ({"namespace_caps": {"a": {"colour": 1}}}, "must set some of"),
+        ({"namespace_caps": {"a": {"max_bytes": 5}}}, "max_bytes must be 1048576 to"),
+        ({"namespace_caps": {"a": {"max_bytes": "1G"}}}, "whole number of bytes"),
+        ({"namespace_caps": {"a": {"guaranteed_bytes": 3 << 20, "max_bytes": 2 << 20}}}, "more than its max_bytes"),
+        ({"namespace_caps": {str(i): {"max_prefixes": 1} for i in range(257)}}, "at most 256 namespaces"),
         ({"mode_expires_at": SOON}, "needs the mode"),
         ({"mode": "bypass", "mode_expires_at": "tomorrow"}, "RFC 3339"),
         ({"mode": "bypass", "mode_expires_at": "2026-01-01T12:05:00"}, "time zone"),
@@ -52,6 +66,13 @@ def test_every_problem_is_named_at_once() -> None:
         check(cap_prefixes=0, mode="slow")
     assert "cap_prefixes" in str(refused.value)
     assert "mode" in str(refused.value)
+
+
+def test_caps_by_namespace_and_rules_are_knobs() -> None:
+    caps = {"tenant-a": {"guaranteed_bytes": 1 << 20, "max_bytes": 1 << 30}, "b": {"max_prefixes": 5}}
+    wanted = {"namespace_caps": caps, "admission_rule": "first_pages:8", "eviction": "cost_aware"}
+    assert check(**wanted) == wanted
+    assert check(admission_rule="second_touch", checkpoint_budget_ratio=0.4)["checkpoint_budget_ratio"] == 0.4
 
 
 def test_a_null_removes_any_knob() -> None:
