@@ -150,11 +150,19 @@ class Ward:
 # -- the books --------------------------------------------------------------------------------------------------------
 
 
+def count_again(ward: Ward) -> None:
+    """What the damage took is off the books by namespace: they count bytes, not whether bytes are right."""
+    with ward.ledger.lock:
+        for node in list(ward.ledger.index.walk()):
+            ward.ledger.place(node)
+
+
 def lose_block(ward: Ward, checkpoint: Checkpoint, kind: ObjectKind) -> None:
     """The object's bytes are gone from every tier; its checkpoint does not know."""
     block = checkpoint.blocks[kind]
     ward.ledger.block_left_gpu(block)
     ward.tiers.drop_all(block)
+    count_again(ward)
 
 
 def forget_block(ward: Ward, checkpoint: Checkpoint, kind: ObjectKind) -> None:
@@ -163,22 +171,27 @@ def forget_block(ward: Ward, checkpoint: Checkpoint, kind: ObjectKind) -> None:
     del checkpoint.blocks[kind]
 
 
-def exchange_checkpoints(one: tuple[PrefixRecord, Checkpoint], other: tuple[PrefixRecord, Checkpoint]) -> None:
+def exchange_checkpoints(
+    ward: Ward, one: tuple[PrefixRecord, Checkpoint], other: tuple[PrefixRecord, Checkpoint]
+) -> None:
     """Each stands where the other belongs, tail tokens included, so that only its own identity gives it away."""
     (here, a), (there, b) = one, other
     here.checkpoints[a.checkpoint_id], there.checkpoints[b.checkpoint_id] = b, a
     a.checkpoint_id, b.checkpoint_id = b.checkpoint_id, a.checkpoint_id
     a.tail_tokens, b.tail_tokens = b.tail_tokens, a.tail_tokens
+    count_again(ward)
 
 
-def exchange_blocks(one: Checkpoint, other: Checkpoint, kind: ObjectKind) -> None:
-    """One object of each stands in the other, checksums and all: only what it was built from tells them apart."""
+def exchange_blocks(ward: Ward, one: Checkpoint, other: Checkpoint, kind: ObjectKind) -> None:
+    """One object of each stands in the other, checksums and all: only whose it is tells them apart."""
     one.blocks[kind], other.blocks[kind] = other.blocks[kind], one.blocks[kind]
+    count_again(ward)
 
 
 def lose_span(ward: Ward, record: PrefixRecord, kind: ObjectKind) -> None:
     ward.tiers.drop_all(record.spans[kind])
     record.refresh()
+    count_again(ward)
 
 
 def lose_last_page(ward: Ward, record: PrefixRecord, kind: ObjectKind) -> None:
@@ -188,6 +201,7 @@ def lose_last_page(ward: Ward, record: PrefixRecord, kind: ObjectKind) -> None:
     assert copy is not None
     ward.tiers.free_slots(Tier.GPU, copy.cut(n - 1, n))
     holding.gpu, holding.n_pages = copy.cut(0, n - 1), n - 1
+    count_again(ward)
 
 
 def replace_meta(holding: Holding, **changes: Any) -> None:

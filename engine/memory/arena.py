@@ -10,7 +10,7 @@ one is stale, whatever now lives at the address. Callers hold the engine lock fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -169,6 +169,10 @@ class Arena:
         cls.give(slots)
         self.freed_slots += len(slots)
         self.live_bytes -= len(slots) * cls.slot_bytes
+
+    @property
+    def page_classes(self) -> Collection[str]:
+        return self._classes.keys()
 
     def slot_bytes(self, page_class: str) -> int:
         return self._classes[page_class].slot_bytes

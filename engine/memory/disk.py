@@ -51,6 +51,7 @@ class DiskFile:
     live_pages: int
     generation: int = 0
     damage: str = ""
+    header_digest: int = 0  # of the header it was written or found with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +155,9 @@ class DiskTier:
             self._delete(temporary)
             self._underway.discard(name)
             raise
-        return DiskFile(name=name, file_bytes=size, n_pages=header.n_pages, live_pages=header.n_pages)
+        return DiskFile(
+            name=name, file_bytes=size, n_pages=header.n_pages, live_pages=header.n_pages, header_digest=header.digest
+        )
 
     def _write(self, path: Path, buffers: list[bytes | memoryview]) -> int:
         fd = self._device.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -210,6 +213,8 @@ class DiskTier:
             self._device.close(fd)
         stored = diskfile.decode(raw, file.name)
         _check_name(file.name, stored.header)
+        if stored.header.digest != file.header_digest:
+            raise CorruptObject(f"{file.name}: it is whole, and is not the object that was written under its name")
         return stored
 
     def _fill(self, fd: int, view: memoryview, offset: int, name: str) -> None:
@@ -300,7 +305,9 @@ class DiskTier:
                 self._at_start(name, aside)
                 yield error
                 continue
-            file = DiskFile(name=name, file_bytes=size, n_pages=header.n_pages, live_pages=0)
+            file = DiskFile(
+                name=name, file_bytes=size, n_pages=header.n_pages, live_pages=0, header_digest=header.digest
+            )
             self.used_bytes += size
             self.record(file)
             yield AdoptedFile(file=file, header=header, tokens=tokens)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import xxhash
 
 from engine.errors import CorruptObject
 from engine.memory.checksum import PageSums, page_sums, tensor_sum
@@ -41,6 +42,12 @@ class ObjectHeader:
     built_from: int  # content version of the KV it was built from (Holding)
     codec: CodecMeta
     written_ns: int
+    odd_pages: tuple[int, ...] = ()  # of its prefix (NewState.odd_pages)
+
+    @property
+    def digest(self) -> int:
+        """64 bits over all of it: a whole file under the right name may yet be another one."""
+        return xxhash.xxh3_64_intdigest(json.dumps(asdict(self), sort_keys=True).encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +148,8 @@ def _header_sum(metadata: Mapping[str, str], entries: Mapping[str, Any]) -> str:
 def _object_header(metadata: Mapping[str, str], name: str) -> ObjectHeader:
     try:
         fields = json.loads(metadata["object"])
-        return ObjectHeader(**{**fields, "codec": CodecMeta(**fields["codec"])})
+        odd_pages = tuple(fields.pop("odd_pages", ()))
+        return ObjectHeader(**{**fields, "codec": CodecMeta(**fields["codec"])}, odd_pages=odd_pages)
     except (ValueError, TypeError, KeyError) as error:
         raise CorruptObject(f"{name}: its description cannot be read ({error})") from error
 

@@ -75,6 +75,7 @@ class Holding:
     n_pages: int
     content_version: int
     built_from: int
+    owner_id: str = ""  # boundary objects: the checkpoint they were captured for, compared before they are served
     gpu: SlotCopy | None = None
     host: SlotCopy | None = None
     disk: DiskCopy | None = None
@@ -102,6 +103,7 @@ class Holding:
             n_pages=last - first,
             content_version=self.content_version,
             built_from=self.built_from,
+            owner_id=self.owner_id,
             gpu=self.gpu and self.gpu.cut(first, last),
             host=self.host and self.host.cut(first, last),
             disk=self.disk and self.disk.cut(first, last),

@@ -20,12 +20,17 @@ class NewState:
     `start_tokens`, a page boundary, to `end_tokens`. `checkpoints[b]` holds the boundary objects at exactly b tokens:
     sections "window" [min(W - 1, b), width], "buffer" [b mod ratio, width], "overlap" [ratio, width] (absent while no
     entry exists) and "state" [1, width]. The entries of the unfinished page at b are cut from `entries`.
+
+    `odd_pages` are pages (counted from the prompt's start) that were not computed in one call of exactly that page, as
+    where a prompt ended inside or tokens were decoded one by one. An exact replay over them would make other calls, and
+    get other last bits.
     """
 
     start_tokens: int
     end_tokens: int
     entries: Tensors
     checkpoints: Mapping[int, Tensors] = field(default_factory=dict)
+    odd_pages: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.clock import NS_PER_S
-from engine.consistency.prefix import CauseOf, Checkpoint
+from engine.consistency.prefix import CauseOf, Checkpoint, PrefixRecord
 from engine.consistency.state import Cause, State
 from engine.errors import CorruptObject
-from engine.index.radix import TOKEN_BYTES
+from engine.index.radix import TOKEN_BYTES, Match
 from engine.memory.disk import AdoptedFile
+from engine.memory.diskfile import ObjectHeader
 from engine.memory.holding import DiskCopy, Holding
 from engine.model.objects import BOUNDARY_KINDS, ObjectKind
 from engine.schedule.ledger import Damage, Ledger, PrefixNode
@@ -56,7 +57,7 @@ class Adopter:
                         at_ns=ledger.clock.wall_ns(),
                     )
                 )
-            elif found.header.fingerprint != ledger.spec.fingerprint:
+            elif found.header.fingerprint != ledger.spec.fingerprint or not self._readable(found):
                 orphans += self._orphan([found])
             elif ObjectKind(found.header.kind) in BOUNDARY_KINDS:
                 blocks.append(found)
@@ -73,6 +74,10 @@ class Adopter:
         self._room.trim_below()
         self._tiers.sweep()
         return Adoption(prefixes=prefixes, checkpoints=checkpoints, orphans=orphans + lost + more, damaged=damaged)
+
+    def _readable(self, found: AdoptedFile) -> bool:
+        """A kind and a form that this engine has: a later version, or a codec that pays elsewhere, may have others."""
+        return found.header.kind in set(ObjectKind) and found.header.page_class in self._tiers.gpu.page_classes
 
     def _adopt_spans(self, files: list[AdoptedFile]) -> tuple[int, int]:
         """Group files into prefixes (same namespace, range and tokens), shallow first; hang each on its path."""
@@ -119,6 +124,7 @@ class Adopter:
             del ledger.nodes[node.record.prefix_id]
             ledger.states[State.NEW] -= 1
             return False
+        node.record.odd_pages = frozenset(header.odd_pages)
         for kind, found in kinds.items():
             node.record.spans[kind] = self._holding(found)
         return True
@@ -134,7 +140,7 @@ class Adopter:
                 orphans += self._orphan([kinds[kind]])
             kinds[kind] = found
         checkpoints = 0
-        for kinds in groups.values():
+        for kinds in sorted(groups.values(), key=lambda k: next(iter(k.values())).header.boundary):
             if self._adopt_checkpoint(kinds):
                 checkpoints += 1
             else:
@@ -148,6 +154,8 @@ class Adopter:
         header, tokens = first.header, first.tokens.tobytes()
         if len(tokens) != header.boundary * TOKEN_BYTES:
             return False
+        if any(found.header.built_from != header.built_from for found in kinds.values()):
+            return False  # blocks of different runs
         blocks = {kind: self._holding(found) for kind, found in kinds.items()}
         tail = ObjectKind.UNCOMPRESSED_TAIL
         if tail not in blocks and not ledger.layouts.tail.empty and ledger.layouts.tail_is_empty(header.boundary):
@@ -156,6 +164,8 @@ class Adopter:
             return False
         pages = header.boundary // ledger.spec.page_tokens
         match = ledger.index.match(header.namespace, tokens)
+        if not ledger.layouts.span_kinds and pages > match.pages:
+            match = self._bare_path(header, tokens[: pages * ledger.index.page_bytes])
         if match.pages != pages or not match.nodes or not match.last_is_whole:
             return False
         node: PrefixNode = match.nodes[-1]
@@ -165,8 +175,22 @@ class Adopter:
         checkpoint_id = ledger.index.id_with_tail(node, rest) if rest else node.record.prefix_id
         if checkpoint_id != header.prefix_id or checkpoint_id in node.record.checkpoints:
             return False
+        for block in blocks.values():
+            block.owner_id = checkpoint_id
         ledger.add_checkpoint(node, Checkpoint(checkpoint_id, header.boundary, rest, blocks, node.record.prefix_id))
         return True
+
+    def _bare_path(self, header: ObjectHeader, tokens: bytes) -> Match[PrefixRecord]:
+        """The path to a checkpoint of a model that keeps no history: no other file names it."""
+        ledger, match = self._ledger, self._ledger.index.match(header.namespace, tokens)
+        if match.nodes and not match.last_is_whole:
+            ledger.split(match.nodes[-1], match.pages - match.nodes[-1].first_page)
+            match = ledger.index.match(header.namespace, tokens)
+        node = ledger.append(
+            header.namespace, match.nodes[-1] if match.nodes else None, tokens[match.pages * ledger.index.page_bytes :]
+        )
+        node.record.odd_pages = frozenset(header.odd_pages)
+        return ledger.index.match(header.namespace, tokens)
 
     def _holding(self, found: AdoptedFile) -> Holding:
         header, file = found.header, found.file

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.consistency.prefix import CauseOf
+from engine.consistency.prefix import CauseOf, PrefixRecord
 from engine.consistency.state import Cause
 from engine.errors import CorruptObject, EngineError
 from engine.memory.checksum import PageSums
@@ -86,7 +86,7 @@ class DiskRoom:
             fingerprint=ledger.spec.fingerprint, namespace=node.record.namespace, kind=str(holding.kind),
             prefix_id=prefix_id, boundary=boundary, first_page=node.record.first_page, n_pages=holding.n_pages,
             page_class=copy.page_class, content_version=holding.content_version, built_from=holding.built_from,
-            codec=copy.meta, written_ns=ledger.clock.wall_ns(),
+            codec=copy.meta, written_ns=ledger.clock.wall_ns(), odd_pages=_odd_pages(node.record),
         )  # fmt: skip
         try:
             file = self._tiers.write_file(disk.next_name(header), header, data, sums, tokens)
@@ -157,3 +157,7 @@ def _is_ancestor(node: PrefixNode, of: PrefixNode | None) -> bool:
             return True
         walk = walk.parent
     return False
+
+
+def _odd_pages(record: PrefixRecord) -> tuple[int, ...]:
+    return tuple(sorted(page for page in record.odd_pages if record.first_page <= page < record.last_page))

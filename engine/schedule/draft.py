@@ -43,6 +43,8 @@ class Draft:
     content: int
     booked_prefixes: int = 0  # counted as its namespace's until it is published or given back
     booked_bytes: int = 0
+    checkpoint_bytes: int = 0  # taken, and counted to the checkpoints' budget as on their way
+    odd_pages: frozenset[int] = frozenset()
     spans: dict[ObjectKind, SlotCopy] = field(default_factory=dict)
     blocks: dict[int, dict[ObjectKind, SlotCopy]] = field(default_factory=dict)
     refreshed: list[Refresh] = field(default_factory=list)
@@ -109,10 +111,13 @@ class Drafts:
             for kind, n in wanted.items():
                 slots = self._room.take_gpu(str(kind), n, _PRESSURE, namespace=draft.namespace)
                 blocks[kind] = self._tiers.new_copy(kind, slots)
+                draft.checkpoint_bytes += blocks[kind].total_bytes
         except OutOfMemory:
             with self._ledger.lock:
                 for copy in draft.blocks.pop(boundary).values():
                     self._tiers.free_slots(Tier.GPU, copy)
+                    draft.checkpoint_bytes -= copy.total_bytes
+                    self._ledger.checkpoint_arriving_bytes -= copy.total_bytes
             self._ledger.count_dropped("checkpoint_budget", 1)
 
     def write(self, draft: Draft, state: NewState | None) -> str:
@@ -160,6 +165,8 @@ class Drafts:
 
     def unbook(self, draft: Draft) -> None:
         """What it was counted as having on the way is held now, or given up. Under the lock."""
+        self._ledger.checkpoint_arriving_bytes -= draft.checkpoint_bytes
+        draft.checkpoint_bytes = 0
         if draft.booked_bytes or draft.booked_prefixes:
             self._ledger.unbook(draft.namespace, draft.booked_prefixes, draft.booked_bytes)
             draft.booked_prefixes = draft.booked_bytes = 0

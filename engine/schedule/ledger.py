@@ -104,6 +104,7 @@ class Ledger:
         }
         self.checkpoints: LeastRecentlyUsed[tuple[PrefixNode, str]] = LeastRecentlyUsed(_namespace_of_checkpoint)
         self.checkpoint_gpu_bytes = 0
+        self.checkpoint_arriving_bytes = 0  # GPU slots taken for checkpoints that do not hang on their prefix yet
         self.eviction: EvictionRule = OldestFirst()
         self.namespaces = NamespaceBooks()
         self.pins = PinBooks(tiers.gpu.total_bytes, pin_budget_ratio)
@@ -207,6 +208,7 @@ class Ledger:
 
         upper = self.index.split(node, pages, make)
         record = upper.record
+        record.odd_pages = lower.odd_pages
         lower.parent_id = record.prefix_id
         record.native_sums = {kind: sums[:pages] for kind, sums in lower.native_sums.items()}
         lower.spans = {kind: holding.cut(pages, holding.n_pages) for kind, holding in lower.spans.items()}
@@ -257,8 +259,9 @@ class Ledger:
         gpu = gpu_bytes > 0
         if record.busy:
             gpu_bytes += record.arriving_bytes
-        else:
-            record.arriving_bytes = 0
+        elif record.arriving_bytes:
+            self.checkpoint_arriving_bytes -= record.arriving_checkpoint_bytes
+            record.arriving_bytes = record.arriving_checkpoint_bytes = 0
         if gpu_bytes != record.gpu_bytes:
             self.namespaces.add_bytes(record.namespace, gpu_bytes - record.gpu_bytes)
             record.gpu_bytes = gpu_bytes
@@ -321,7 +324,7 @@ class Ledger:
             freed += self.tiers.drop_all(holding)
         record.spans = {}
         self.namespaces.add_bytes(record.namespace, -record.gpu_bytes)
-        record.gpu_bytes = record.arriving_bytes = 0
+        record.gpu_bytes = 0
         self.pins.leave(record)
         self.move(node, State.EVICTED, cause, bytes_moved=freed, start_ns=start_ns, parent=parent)
         key = (str(cause.cause), "prefix")

@@ -27,6 +27,8 @@ GAP_REASONS = {
     "none": "all of the longest common prefix is the hit",
     "new_content": "nothing of the prompt is known",
     "no_checkpoint": "no boundary deep enough has its boundary objects, and no replay may rebuild them",
+    "replay_crosses_cuts": "no boundary deep enough has its boundary objects, and a replay would run over pages that "
+    "were not computed a page a call, so it would get other last bits",
     "replay_costs_more": "no boundary deep enough has its boundary objects, and a replay would save nothing",
     "restore_slower_than_prefill": "computing the tokens is expected to be faster than restoring them",
     "restore_slower_than_deadline": "the restore is not expected to end before the caller's deadline",
@@ -166,17 +168,21 @@ class Planner:
             else:
                 reason = reason or "restore_slower_than_prefill"
         outlook = Outlook(match=match, lcp_tokens=lcp, plans=plans, refused=refused, reason=reason)
-        if unpaid or 0 < edge <= self._replay_tokens:
-            self._note_unpaid(outlook, edge)
+        if edge and self._replay_possible and not (plans and plans[0].boundary.tokens >= edge):
+            self._explain_no_replay(outlook, edge, unpaid or edge <= self._replay_tokens)
         return outlook
 
-    def _note_unpaid(self, outlook: Outlook, edge: int) -> None:
-        """A boundary without a checkpoint lost because its replay saves nothing: say so, with the arithmetic."""
-        if not self._replay_possible or (outlook.plans and outlook.plans[0].boundary.tokens >= edge):
-            return
-        outlook.unpaid = Cost(edge, self._replay_tokens, 0, 0.0, self._pace.tokens_per_s)
-        if outlook.reason in ("", "window_missing", "tail_missing"):
-            outlook.reason = "replay_costs_more"
+    def _explain_no_replay(self, outlook: Outlook, edge: int, unpaid: bool) -> None:
+        """The edge has no checkpoint, and its replay lost: because it saves nothing, with the arithmetic, or because it
+        would make other calls than the run did."""
+        why = ""
+        if edge > self._replay_tokens and self._replay_edge(outlook.match) < outlook.match.pages:
+            why = "replay_crosses_cuts"
+        elif unpaid:
+            why = "replay_costs_more"
+            outlook.unpaid = Cost(edge, self._replay_tokens, 0, 0.0, self._pace.tokens_per_s)
+        if why and outlook.reason in ("", "window_missing", "tail_missing"):
+            outlook.reason = why
 
     def cost(self, boundary: Boundary, restore_bytes: int, restore_s: float) -> Cost:
         return Cost(boundary.tokens, boundary.replay_tokens, restore_bytes, restore_s, self._pace.tokens_per_s)
@@ -203,8 +209,9 @@ class Planner:
         if edge:
             if self._layouts.window.empty and self._layouts.recurrent.empty and self._layouts.tail_is_empty(edge):
                 found.append(Boundary(edge, nodes, match.pages, None))
-            elif self._replay_possible and edge > self._replay_tokens:
-                found.append(Boundary(edge, nodes, match.pages, None, replay_tokens=self._replay_tokens))
+            elif self._replay_possible and (pages := self._replay_edge(match)):
+                path = [node for node in nodes if node.first_page < pages]
+                found.append(Boundary(pages * page_tokens, path, pages, None, replay_tokens=self._replay_tokens))
             elif not found:
                 found.append(Boundary(edge, nodes, match.pages, None))  # to be refused with its reason
             if window_replay and self._replay_possible and self._pays_by_window(edge):
@@ -215,6 +222,18 @@ class Planner:
                 boundary.approximate = True
         found.sort(key=lambda b: b.tokens - b.replay_tokens, reverse=True)
         return found
+
+    def _replay_edge(self, match: Match[PrefixRecord]) -> int:
+        """The last page boundary, in pages, that an exact replay reaches: it runs a page a call, so every page it runs
+        over must have been computed so. 0 where there is none."""
+        pages, over = match.pages, self._replay_tokens // self._page_tokens
+        odd = sorted(
+            {page for node in match.nodes for page in node.record.odd_pages if page < match.pages}, reverse=True
+        )
+        for page in odd:
+            if page >= pages - over:
+                pages = page
+        return pages if pages > over else 0
 
     def _pays_by_window(self, edge: int) -> bool:
         return self._window_replay_tokens < min(edge, self._replay_tokens)

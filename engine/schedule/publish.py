@@ -128,6 +128,7 @@ class Publisher:
                     stale = self._to_refresh(match.nodes, base, state)
                     new_prefixes = self._new_prefixes(match.nodes, base, pages, positions)
             draft = Draft(namespace_of(space), base, pages - base, ledger.next_content())
+            draft.odd_pages = state.odd_pages if state is not None else frozenset()
             reason = self._drafts.reserve(draft, positions, stale, new_prefixes)
             if reason := reason or self._drafts.write(draft, state):
                 return self.refuse(reason)
@@ -253,6 +254,9 @@ class Publisher:
 
     def _hang_spans(self, node: PrefixNode, draft: Draft, first: int) -> None:
         record, parent = node.record, node.parent
+        record.odd_pages = frozenset(
+            page for page in draft.odd_pages if page in range(record.first_page, record.last_page)
+        )
         low, high = first - draft.first_page, first - draft.first_page + node.n_pages
         before = content_of(parent.record) if parent is not None else 0
         for kind, copy in draft.spans.items():
@@ -283,6 +287,8 @@ class Publisher:
                 continue
             content = content_of(node.record)
             holdings = {k: _holding(k, copy, len(copy.slots), draft.content, content) for k, copy in blocks.items()}
+            for holding in holdings.values():
+                holding.owner_id = checkpoint_id
             self._ledger.add_checkpoint(node, Checkpoint(checkpoint_id, boundary, tail, holdings, owner_id))
             added.append(boundary)
         draft.blocks = {}

@@ -16,7 +16,7 @@ from engine.consistency.state import Cause
 from engine.errors import CorruptObject, EngineError, OutOfMemory
 from engine.memory.arena import Slots
 from engine.memory.holding import Holding, SlotCopy, Tier
-from engine.model.objects import BOUNDARY_KINDS, ObjectKind
+from engine.model.objects import BOUNDARY_KINDS
 from engine.schedule.diskroom import DiskRoom
 from engine.schedule.leaving import FRUITLESS, For, Leaving, has_copies_below
 from engine.schedule.ledger import Ledger, PrefixNode
@@ -63,6 +63,8 @@ class Room:
                 if self._within_cap(page_class, n) and (not boundary_object or self._within_budget(page_class, n)):
                     slots = self._tiers.gpu.take(page_class, n)
                     if slots is not None:
+                        if boundary_object:
+                            self._count_arriving(n * self._tiers.gpu.slot_bytes(page_class), into)
                         return slots
                 if ledger.graph.in_window:
                     raise OutOfMemory("no room, and a CUDA graph window is open: nothing may move until its safe point")
@@ -134,6 +136,12 @@ class Room:
             node.record.arriving_bytes += n_bytes
             node.record.gpu_bytes += n_bytes
 
+    def _count_arriving(self, n_bytes: int, into: PrefixNode | None) -> None:
+        """Slots of a checkpoint are on its budget from here on; a commit's draft remembers them, or the prefix."""
+        self._ledger.checkpoint_arriving_bytes += n_bytes
+        if into is not None:
+            into.record.arriving_checkpoint_bytes += n_bytes
+
     def keep_own_limits(self) -> None:
         """Let every namespace, and the checkpoints, leave what their caps and budget no longer allow."""
         ledger = self._ledger
@@ -148,7 +156,7 @@ class Room:
     def trim_below(self) -> None:
         """Let host and disk leave what their caps, or a smaller quota than the last start's, no longer allow."""
         if self._tiers.host is not None:
-            self._take_host(str(ObjectKind.COMPRESSED_KV), 0, None)
+            self._take_host(next(iter(self._tiers.host.page_classes)), 0, None)  # none of any class: caps alone count
         self.disk.reserve(0, None, may_evict=True)
 
     def _within_cap(self, page_class: str, n: int) -> bool:
@@ -157,7 +165,8 @@ class Room:
 
     def _within_budget(self, page_class: str, n: int) -> bool:
         n_bytes = n * self._tiers.gpu.slot_bytes(page_class)
-        return self._ledger.checkpoint_gpu_bytes + n_bytes <= self._budget_bytes
+        held_bytes = self._ledger.checkpoint_gpu_bytes + self._ledger.checkpoint_arriving_bytes
+        return held_bytes + n_bytes <= self._budget_bytes
 
     def _shed_checkpoint(self, cause: CauseOf, whom: For) -> bool:
         """Drop the oldest checkpoint's GPU blocks; altogether when it has no copy below. Under the lock."""

@@ -212,6 +212,8 @@ class Validator:
         block: Holding | None = checkpoint.blocks.get(kind)
         if block is None or block.content_version == 0 or not self._is_at(checkpoint, boundary):
             return Check(name, kind, Verdict.FAIL, missing)
+        if block.owner_id != checkpoint.checkpoint_id:  # another position's, of the right length all the same
+            return Check(name, kind, Verdict.FAIL, missing)
         if block.n_pages == 0:
             return Check(name, kind, Verdict.PASS, "empty_by_layout")
         if block.absent:

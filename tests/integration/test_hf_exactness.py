@@ -54,7 +54,6 @@ def test_an_offload_that_moved_everything_says_so():
     assert outcome.status == "succeeded"
 
 
-@pytest.mark.xfail(strict=True, raises=KeyError, reason="Room.trim_below asks for a page class of history")
 def test_an_engine_for_a_model_without_history_starts_with_a_host_and_a_disk_tier(tmp_path):
     config = EngineConfig(gpu_bytes=16 * MIB, host_bytes=16 * MIB, disk_bytes=16 * MIB, data_dir=tmp_path)
     CacheEngine(spec_of(the_model("mistral")), config).close()

@@ -19,10 +19,6 @@ from huggingface_support import MODELS, some_tokens
 from engine.integrations.synthetic import use_one_thread
 
 HYBRID = sorted(MODELS.keys() - {"llama"})
-NO_HISTORY_ON_HOST = pytest.param(
-    "mistral",
-    marks=pytest.mark.xfail(strict=True, raises=KeyError, reason="Room.trim_below asks for a page class of history"),
-)
 WINDOWED = ["deepseek_v4", "gemma3", "gpt_oss", "mixed", "mistral"]
 
 
@@ -74,7 +70,7 @@ def test_a_ring_that_decoding_wrote_on_is_captured_anew_at_the_end(make_ward, na
     assert ward.serve(follow_up, *every_step).usable_tokens == ends[1]
 
 
-@pytest.mark.parametrize("name", [*(name for name in HYBRID if name != "mistral"), NO_HISTORY_ON_HOST])
+@pytest.mark.parametrize("name", [*(name for name in HYBRID if name != "mistral"), "mistral"])
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_a_restore_is_proven_by_its_bytes_and_not_by_its_length(make_ward, tmp_path, name, tier) -> None:
     """A copy below the GPU is as long as it should be and one bit of each object is wrong."""

@@ -119,7 +119,7 @@ def test_boundary_objects_of_another_position_or_prefix_are_known_by_their_ident
     a, b = mine(ward), source(ward)
     here = next(r for r in ward.path(TOKENS) if a.checkpoint_id in r.checkpoints)
     there = next(r for r in ward.path(other) if b.checkpoint_id in r.checkpoints)
-    damage.exchange_checkpoints((here, a), (there, b))
+    damage.exchange_checkpoints(ward, (here, a), (there, b))
     assert ward.serve(TOKENS).usable_tokens < END
     assert ward.serve(other).usable_tokens < len(other) - 1
     assert (validation, reason) in ward.failed()
@@ -128,12 +128,11 @@ def test_boundary_objects_of_another_position_or_prefix_are_known_by_their_ident
 
 @boundary_objects
 @pytest.mark.parametrize("source", [before, theirs])
-@pytest.mark.xfail(strict=True, reason="validation looks at the checkpoint's identity, not at each block's built_from")
-def test_a_boundary_object_in_another_checkpoint_is_known_by_what_it_was_built_from(
+def test_a_boundary_object_in_another_checkpoint_is_known_by_its_owner(
     make_ward, name, kind, validation, reason, source
 ) -> None:
     ward = victim(make_ward, name, replay=False)
-    damage.exchange_blocks(mine(ward), source(ward), kind)
+    damage.exchange_blocks(ward, mine(ward), source(ward), kind)
     assert ward.serve(TOKENS).usable_tokens < END
     assert validation in {failed for failed, _ in ward.failed()}
     everything_is_exact(ward)
@@ -416,10 +415,6 @@ def test_a_whole_file_of_another_model_namespace_or_run_is_not_adopted(
     request, make_ward, tmp_path, kind, change
 ) -> None:
     """Their bytes under our file's name, each checksum in order: only the header says whose they are."""
-    if kind is WINDOW and "built_from" in change:
-        request.applymarker(
-            pytest.mark.xfail(strict=True, reason="adoption compares built_from of a checkpoint's first file alone")
-        )
     ward = on_disk(make_ward, tmp_path)
     path = file_of(ward, kind)
     ward.engine.close()
@@ -431,9 +426,6 @@ def test_a_whole_file_of_another_model_namespace_or_run_is_not_adopted(
 
 @pytest.mark.parametrize("change", [*FOREIGN, {"content_version": 999}], ids=lambda change: next(iter(change)))
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.xfail(
-    strict=True, reason="a restore compares name, page class and codec of a file's header, not all of it"
-)
 def test_a_file_that_became_another_models_under_a_running_engine_is_not_read(
     make_ward, tmp_path, kind, change
 ) -> None:
@@ -462,7 +454,6 @@ def test_a_file_of_another_layout_version_is_not_read(make_ward, tmp_path, resta
 
 
 @pytest.mark.parametrize("page_class", ["compressed_kv+zip", "compressed_kv+int8"])
-@pytest.mark.xfail(strict=True, raises=KeyError, reason="adoption asks the arena for a page class that it has not")
 def test_a_file_in_a_form_this_engine_does_not_know_does_not_stop_a_start(make_ward, tmp_path, page_class) -> None:
     """As a later version, or an engine whose codec pays for this model, may have written it."""
     ward = on_disk(make_ward, tmp_path)
@@ -474,7 +465,6 @@ def test_a_file_in_a_form_this_engine_does_not_know_does_not_stop_a_start(make_w
     everything_is_exact(ward)
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="adoption takes every kind in a header for one it knows")
 def test_a_file_of_a_kind_this_engine_does_not_know_does_not_stop_a_start(make_ward, tmp_path) -> None:
     ward = on_disk(make_ward, tmp_path)
     path = file_of(ward, WINDOW)

@@ -57,6 +57,7 @@ class Prefill:
     lease: Lease
     timings: Timings
     checkpoints: dict[int, Tensors] = field(default_factory=dict)
+    odd_pages: set[int] = field(default_factory=set)  # computed otherwise than in one call of exactly that page
     computed_tokens: int = 0  # that ran through the model, replayed ones included
 
     @property

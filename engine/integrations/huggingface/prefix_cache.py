@@ -168,6 +168,8 @@ class PrefixCache:
         seen = as_prompt(tokens)
         if not np.array_equal(seen[: prefill.position], prefill.tokens[: prefill.position]):
             raise StateMismatch("the tokens to commit do not begin with those of the prompt")
+        # However the caller ran what came after the prompt, it was not a page a call.
+        self._note_call(prefill, prefill.position, len(seen), whole=False)
         prefill.tokens, prefill.position = seen, len(seen)
         with prefill.timings.measure("capture_s"):
             prefill.checkpoints[len(seen)] = self._map.boundary(prefill.past_key_values, len(seen))
@@ -242,10 +244,17 @@ class PrefixCache:
                 self.model(
                     input_ids=ids, past_key_values=prefill.past_key_values, use_cache=True, **self._extra(start, stop)
                 )
+                self._note_call(prefill, start, stop)
             if device.type == "cuda":  # kernels were only given to the stream so far, and plans go by this time
                 torch.cuda.current_stream(device).synchronize()
         prefill.computed_tokens += max(0, end - prefill.position)
         prefill.position = max(prefill.position, end)
+
+    def _note_call(self, prefill: Prefill, start: int, stop: int, *, whole: bool = True) -> None:
+        """Remember the pages of a call that was not exactly one page: no exact replay may run over them."""
+        page = self._page_tokens
+        if start < stop and not (whole and start % page == 0 and stop == start + page):
+            prefill.odd_pages.update(range(start // page, -(-stop // page)))
 
     def _chunks(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         while start < end:
@@ -276,6 +285,7 @@ class PrefixCache:
                 end_tokens=end,
                 entries=self._map.entries(prefill.past_key_values, start, end),
                 checkpoints=prefill.checkpoints,
+                odd_pages=frozenset(prefill.odd_pages),
             )
         with prefill.timings.measure("commit_s"):
             # Asked again: an adapter merged by another thread meanwhile would be in what was computed.
