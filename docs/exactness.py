@@ -49,7 +49,7 @@ def page(cells: Mapping[tuple[str, str, str], Cell]) -> str:
 def _where(cell: Cell) -> str:
     if cell.reason == "shorter_than_a_page":
         return "every model and route"
-    if cell.reason in ("nothing_to_code", "new_content"):
+    if cell.reason == "nothing_to_code":
         return f"{cell.model}, {ROUTES[cell.route].title}"
     return f"{cell.model}, {BOUNDARIES[cell.boundary].title}"
 

@@ -35,8 +35,6 @@ REASONS = {
     "recurrent_missing": "a recurrent state stands at one position and cannot be replayed; the second sibling was "
     "computed in full and left a state at the branch point for the third",
     "nothing_to_code": "a codec codes history, and this model keeps none; the hit was served as it was, bit-equal",
-    "new_content": "a prefix is found on disk by the files of its history, and this model keeps none; the request was "
-    "computed in full",
     NOTHING_STORED: "a model of windows only is replayed from its tokens alone, so nothing had to come back; the hit "
     "was served, bit-equal",
 }
@@ -178,9 +176,9 @@ def expected(model: str, boundary: str, route: str) -> str:
         return "recurrent_missing"
     if model != "mistral":
         return ""
-    if route in ("host", "disk") and boundary == "branch_second":
+    if route in ("host", "disk", "restart") and boundary == "branch_second":
         return NOTHING_STORED
-    return {"lossless": "nothing_to_code", "restart": "new_content"}.get(route, "")
+    return "nothing_to_code" if route == "lossless" else ""
 
 
 def every_cell() -> Iterator[tuple[str, str, str]]:
