@@ -234,7 +234,8 @@ def _check_leases(ledger: Ledger, nodes: list[PrefixNode]) -> list[str]:
 
 
 def _check_namespaces(ledger: Ledger, nodes: list[PrefixNode]) -> list[str]:
-    """The books by namespace against what prefixes hold. Commits on their way are booked too, so more is possible."""
+    """The books by namespace, and of checkpoints, against what prefixes hold. Commits on their way are booked too, so
+    more is possible."""
     held: dict[str, list[int]] = {}
     found = []
     for node in nodes:
@@ -249,6 +250,13 @@ def _check_namespaces(ledger: Ledger, nodes: list[PrefixNode]) -> list[str]:
         n_bytes, n = held.get(name, [0, 0])
         if books.gpu_bytes.get(name, 0) < n_bytes or books.prefixes.get(name, 0) < n:
             found.append(f"namespace {name!r}: {n_bytes} bytes in {n} prefixes are held, fewer are in the books")
+    blocks = [b for node in nodes for c in node.record.checkpoints.values() for b in c.blocks.values()]
+    n_bytes = sum(block.gpu.total_bytes for block in blocks if block.gpu is not None)
+    if ledger.checkpoint_gpu_bytes != n_bytes or ledger.checkpoint_arriving_bytes < 0:
+        found.append(
+            f"checkpoints: {ledger.checkpoint_gpu_bytes} GPU bytes in the books, {n_bytes} are held; "
+            f"{ledger.checkpoint_arriving_bytes} on their way"
+        )
     if books.total_bytes != sum(books.gpu_bytes.values()):
         found.append(f"namespaces: {books.total_bytes} bytes in all, {sum(books.gpu_bytes.values())} by name")
     return found

@@ -10,8 +10,8 @@ from engine.consistency.prefix import PrefixRecord
 class PinBooks:
     """Knows every pinned prefix and how many bytes are pinned.
 
-    A prefix counts with the bytes it would take on the GPU, wherever its objects are now: a pinned prefix that comes
-    back from below takes no more of the budget than before.
+    A prefix counts with the bytes of its objects wherever they are: one that leaves the GPU, or comes back from below,
+    takes no more of the budget than before.
     """
 
     def __init__(self, tier_bytes: int, budget_ratio: float) -> None:
@@ -67,5 +67,8 @@ class PinBooks:
 
 
 def pinned_size(record: PrefixRecord) -> int:
-    """Bytes of its objects, each in the fastest tier that has it."""
-    return sum(copy.total_bytes for h in record.holdings() if (copy := h.gpu or h.host or h.disk) is not None)
+    """Bytes of its objects, each in the widest form that some tier has it in."""
+    return sum(
+        max((copy.total_bytes for copy in (h.gpu, h.host, h.disk) if copy is not None), default=0)
+        for h in record.holdings()
+    )

@@ -54,9 +54,9 @@ def test_caps_of_a_namespace_are_desired_state_with_a_diff(deck: Deck) -> None:
         assert first["diff"] == {"namespace_caps": [None, caps]}
         assert client.set_desired({"namespace_caps": None}, reason="no more")["document"] == {}
         assert client.rollback(first["revision"], reason="after all")["document"] == {"namespace_caps": caps}
+        bad = {"tenant-a": {"guaranteed_bytes": 2 << 20, "max_bytes": 1 << 20}}
         with pytest.raises(BadRequest, match="more than its max_bytes"):
-            bad = {"guaranteed_bytes": 2 << 20, "max_bytes": 1 << 20}
-            client.set_desired({"namespace_caps": {"tenant-a": bad}}, reason="oops")
+            client.set_desired({"namespace_caps": bad}, reason="oops")
 
 
 def test_every_command_is_audited_with_its_reason_and_trace(deck: Deck) -> None:

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
 
 from engine import Tier
 from engine.clock import ManualClock
+from engine.consistency.namespaces import NamespaceBooks
 from engine.errors import CorruptObject, LeaseExpired, StalePointer
 from engine.integrations.synthetic import use_one_thread
 from engine.memory.codec import LOSSY
@@ -40,6 +41,12 @@ EXAMPLES = 30
 LOSS = 1.0
 """One prefix of a path may be coded with loss: the judge says 1.0 of each."""
 NAMESPACES = ("default", "default", "tenant/ä")
+CAPS = (
+    None,
+    {"tenant/ä": {"guaranteed_bytes": 15_000, "max_bytes": 25_000}},
+    {"default": {"guaranteed_bytes": 25_000, "max_prefixes": 6}, "tenant/ä": {"guaranteed_bytes": 15_000}},
+    {"default": {"max_bytes": 30_000}, "tenant/ä": {"max_prefixes": 2, "guaranteed_bytes": 10_000}},
+)
 LENGTHS = st.sampled_from([1, 63, 64, 65, 100, 128, 129, 191, 192, 200, 256, 300, 333, 384])
 
 
@@ -56,6 +63,22 @@ class Suspicious:
         if found[1].lossy_bytes < found[0].lossy_bytes:
             self.wrong.append("less is lost once more is coded")
         return Quality(logit_error=1.0, kl=0.0, positions=1)
+
+
+class WatchedBooks(NamespaceBooks):
+    """Judges every byte that a namespace loses while another one is served, by the rule in words."""
+
+    def __init__(self):
+        super().__init__()
+        self.serving = None
+        self.wrong = []
+
+    def add_bytes(self, namespace, n_bytes):
+        others_above = self.above() - {namespace}
+        super().add_bytes(namespace, n_bytes)
+        share = self.shares.guaranteed(namespace)
+        if n_bytes < 0 and self.serving not in (None, namespace) and self.gpu_bytes[namespace] < share and others_above:
+            self.wrong.append(f"{self.serving} took {-n_bytes} of {namespace}, {others_above} are above their share")
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -83,6 +106,11 @@ class EngineMachine(RuleBasedStateMachine):
             gpu_bytes=gpu * SLAB_BYTES, host_bytes=host * SLAB_BYTES, disk_bytes=disk_bytes,
         )  # fmt: skip
         self.rig.engine.set_quality_judge(Suspicious(self.rig.lossy))
+        self.books = WatchedBooks()
+        for name in ("gpu_bytes", "prefixes", "total_bytes"):  # what was adopted
+            setattr(self.books, name, getattr(self.rig.ledger.namespaces, name))
+        self.rig.ledger.namespaces = self.books
+        self.allowed = {}
 
     def teardown(self):
         if hasattr(self, "rig"):
@@ -111,14 +139,18 @@ class EngineMachine(RuleBasedStateMachine):
     def requests(self, which, namespace, extra, deadline_s):
         for i in which:
             tokens = self.prompts[i % len(self.prompts)]
+            self.books.serving = namespace
             try:
                 found = self.rig.serve(tokens, namespace=namespace, extra=extra, deadline_s=deadline_s)
             except CorruptObject:  # damaged memory, found by the load: refusing is right
                 continue
+            finally:
+                self.books.serving = None
             self.judge(found, tokens, namespace)
             if found.commit.outcome == "admitted":
                 self.told[namespace].append(tokens)
             self.books_balance()
+            self.namespaces_keep_their_maxima()
 
     @rule(
         which=st.integers(0, 9),
@@ -196,10 +228,22 @@ class EngineMachine(RuleBasedStateMachine):
         gpu=st.sampled_from([None, None, None, 40_000]),
         host=st.sampled_from([None, 10_000]),
         disk=st.sampled_from([None, 20_000]),
+        caps=st.sampled_from(CAPS),
+        admission=st.sampled_from(["all", "all", "second_touch", "first_pages:2"]),
+        eviction=st.sampled_from(["lru", "cost_aware"]),
     )
-    def steer(self, mode, prefixes, gpu, host, disk):
+    def steer(self, mode, prefixes, gpu, host, disk, caps, admission, eviction):
         wanted = {"mode": mode, "cap_prefixes": prefixes, "cap_gpu_bytes": gpu, "cap_host_bytes": host}
-        self.rig.engine.reconfigure({**wanted, "cap_disk_bytes": disk}, revision=1)
+        rules = {"namespace_caps": caps, "admission_rule": admission, "eviction": eviction}
+        self.rig.engine.reconfigure({**wanted, **rules, "cap_disk_bytes": disk}, revision=1)
+        # What leases and pins held above a maximum when it was set may stay; it may not grow.
+        self.allowed = {
+            name: (
+                max(cap.max_bytes or 1 << 40, self.books.gpu_bytes.get(name, 0)),
+                max(cap.max_prefixes or 1 << 40, self.books.prefixes.get(name, 0)),
+            )
+            for name, cap in self.books.shares.caps.items()
+        }
 
     # -- damage -------------------------------------------------------------------------------------------------------
 
@@ -264,6 +308,37 @@ class EngineMachine(RuleBasedStateMachine):
     def books_balance(self):
         if hasattr(self, "rig"):
             assert self.rig.engine.check() == []
+
+    @invariant()
+    def namespaces_keep_their_maxima(self):
+        for name, (n_bytes, n_prefixes) in getattr(self, "allowed", {}).items():
+            assert self.books.gpu_bytes.get(name, 0) <= n_bytes
+            assert self.books.prefixes.get(name, 0) <= n_prefixes
+
+    @invariant()
+    def nobody_took_a_guaranteed_share(self):
+        if hasattr(self, "rig"):
+            assert self.books.wrong == []
+
+    @invariant()
+    def pins_keep_their_budget(self):
+        if hasattr(self, "rig"):
+            pins = self.rig.ledger.pins
+            assert pins.held_bytes <= pins.budget_bytes or any(n.record.coded for n in self.rig.ledger.nodes.values())
+
+    @invariant()
+    def the_checkpoints_keep_their_budget(self):
+        if hasattr(self, "rig"):
+            ledger = self.rig.ledger
+            assert ledger.checkpoint_arriving_bytes == 0
+            assert ledger.checkpoint_gpu_bytes <= 0.3 * ledger.tiers.gpu.total_bytes
+
+    @invariant()
+    def nothing_is_left_booked(self):
+        if hasattr(self, "rig"):
+            nodes = self.rig.ledger.nodes.values()
+            assert self.books.total_bytes == sum(node.record.gpu_bytes for node in nodes)
+            assert sum(self.books.prefixes.values()) == len(nodes)
 
     @invariant()
     def nothing_is_left_busy(self):
