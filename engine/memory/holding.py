@@ -28,6 +28,7 @@ class SlotCopy:
     slots: Slots
     meta: CodecMeta
     sums: PageSums | None
+    bound: Bound | None = None  # of all of it, made once: slots keep their generations for as long as a copy has them
 
     @property
     def total_bytes(self) -> int:
@@ -116,3 +117,7 @@ class Bound(NamedTuple):
     pointer: Pointer
     meta: CodecMeta
     sums: PageSums | None
+
+    def is_of(self, copy: SlotCopy) -> bool:
+        """Made from the copy as it is: compaction gives it other slots, sealing gives it checksums."""
+        return self.pointer.slots is copy.slots and self.meta is copy.meta and self.sums is copy.sums

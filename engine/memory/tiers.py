@@ -147,7 +147,10 @@ class Tiers:
         if copy is None:
             raise OutOfMemory(f"{holding.kind} is not on the GPU; a boundary was leased before it was restored")
         if first == 0 and last == holding.n_pages:
-            return Bound(self.gpu.point(copy.page_class, copy.slots), copy.meta, copy.sums)
+            bound = copy.bound
+            if bound is None or not bound.is_of(copy):
+                bound = copy.bound = Bound(self.gpu.point(copy.page_class, copy.slots), copy.meta, copy.sums)
+            return bound
         cut = copy.cut(first, last)
         return Bound(self.gpu.point(cut.page_class, cut.slots), cut.meta, cut.sums)
 

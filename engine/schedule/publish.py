@@ -221,8 +221,8 @@ class Publisher:
                 continue
             if node.last_page in hung:
                 ledger.place(node)
-            if added and not node.record.busy:
-                ledger.settle(node, cause, parent=span)  # a checkpoint computed again may have made it whole
+                if not node.record.busy:
+                    ledger.settle(node, cause, parent=span)  # a checkpoint computed again may have made it whole
         self._drafts.unbook(draft)
         ledger.touch(path, ledger.clock.monotonic_ns())
         new_pages = pages - match.pages
