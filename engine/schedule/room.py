@@ -16,7 +16,7 @@ from engine.consistency.state import Cause
 from engine.errors import CorruptObject, EngineError, OutOfMemory
 from engine.memory.arena import Slots
 from engine.memory.holding import Holding, SlotCopy, Tier
-from engine.model.objects import BOUNDARY_KINDS, ObjectKind
+from engine.model.objects import BOUNDARY_KINDS
 from engine.schedule.diskroom import DiskRoom
 from engine.schedule.leaving import FRUITLESS, For, Leaving, has_copies_below
 from engine.schedule.ledger import Ledger, PrefixNode
@@ -156,7 +156,7 @@ class Room:
     def trim_below(self) -> None:
         """Let host and disk leave what their caps, or a smaller quota than the last start's, no longer allow."""
         if self._tiers.host is not None:
-            self._take_host(str(ObjectKind.COMPRESSED_KV), 0, None)
+            self._take_host(next(iter(self._tiers.host.page_classes)), 0, None)  # none of any class: caps alone count
         self.disk.reserve(0, None, may_evict=True)
 
     def _within_cap(self, page_class: str, n: int) -> bool:
