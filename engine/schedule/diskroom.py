@@ -141,6 +141,8 @@ class DiskRoom:
             if only_here and node.children:
                 continue
             if only_here:
+                if not ledger.may_give(node, wanting.record.namespace if wanting is not None else ""):
+                    continue  # what it has on the GPU is its namespace's guaranteed share
                 ledger.remove(node, cause)
             else:
                 for holding in node.record.holdings():

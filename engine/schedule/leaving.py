@@ -50,7 +50,7 @@ class Leaving:
         ledger, above = self._ledger, self._ledger.namespaces.above()
 
         def may_go(node: PrefixNode) -> bool:
-            return not node.children and ledger.may_leave(node) and self._may_give(node, whom, above)
+            return not node.children and ledger.may_leave(node) and ledger.may_give(node, whom.namespace, above)
 
         for tier in (Tier.DISK, Tier.HOST, Tier.GPU):
             order = ledger.orders[tier]
@@ -75,20 +75,12 @@ class Leaving:
 
     def may_still_leave(self, node: PrefixNode, whom: For) -> bool:
         """Asked again after its bytes were copied without the lock."""
-        return (
-            node.parent is not None
-            and self._ledger.may_leave(node)
-            and self._may_give(node, whom, self._ledger.namespaces.above())
-        )
+        return node.parent is not None and self._ledger.may_leave(node) and self._ledger.may_give(node, whom.namespace)
 
     # -- how --------------------------------------------------------------------------------------------------------
 
     def _lanes(self, order: LeastRecentlyUsed[PrefixNode], whom: For) -> tuple[str, ...]:
         return (whom.namespace,) if whom.own_only else order.lanes
-
-    def _may_give(self, node: PrefixNode, whom: For, above: frozenset[str]) -> bool:
-        record = node.record
-        return self._ledger.namespaces.may_give(record.namespace, record.gpu_bytes, whom.namespace, above)
 
     def _can_go(self, node: PrefixNode) -> bool:
         """Whether there is a way for it to leave the GPU now: below, or out of the tree."""
@@ -112,7 +104,7 @@ class Leaving:
             looked += 1
             if found and looked > wanted * _LOOKED_A_SAMPLE:
                 break
-            if node in tried or not self._can_go(node) or not self._may_give(node, whom, above):
+            if node in tried or not self._can_go(node) or not ledger.may_give(node, whom.namespace, above):
                 continue
             if wanted == 1:
                 return [node]

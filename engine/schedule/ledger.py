@@ -309,6 +309,12 @@ class Ledger:
             return False
         return record.pinned_until_ns <= self.clock.wall_ns()
 
+    def may_give(self, node: PrefixNode, namespace: str, above: frozenset[str] | None = None) -> bool:
+        """Whether what the prefix has on the GPU may be lost for a namespace (empty: nobody's)."""
+        books, record = self.namespaces, node.record
+        above = books.above() if above is None else above
+        return books.may_give(record.namespace, record.gpu_bytes, namespace, above)
+
     def remove(self, node: PrefixNode, cause: CauseOf, *, parent: SpanContext = NO_SPAN) -> int:
         """Evict a leaf altogether: the entry first, then its bytes. Returns bytes freed in all tiers."""
         record = node.record

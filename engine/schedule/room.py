@@ -314,7 +314,7 @@ class Room:
             if node is None:
                 return None
             if node.record.busy:
-                self._spill(node, cause)
+                self._spill(node, cause, wanting)
                 tried.add(node)
         return None
 
@@ -323,7 +323,6 @@ class Room:
     ) -> PrefixNode | None:
         """The next prefix off the host: at once if it has other copies, else marked busy to be written. Locked."""
         ledger = self._ledger
-        for_namespace = wanting.record.namespace if wanting is not None else ""
         for node in ledger.orders[Tier.HOST].oldest(lambda n: n is not wanting and ledger.may_leave(n)):
             if len(tried) > FRUITLESS:
                 break
@@ -336,7 +335,7 @@ class Room:
             if self._tiers.disk is not None:
                 node.record.busy = True
                 return node
-            if not node.children and self._leaving.may_still_leave(node, For(namespace=for_namespace)):
+            if not node.children and ledger.may_give(node, _namespace_of(wanting)):
                 ledger.remove(node, cause)
                 return node
         return None
@@ -346,7 +345,7 @@ class Room:
         self._ledger.place(node)
         self._ledger.settle(node, cause, bytes_moved=moved, always=True)
 
-    def _spill(self, node: PrefixNode, cause: CauseOf) -> None:
+    def _spill(self, node: PrefixNode, cause: CauseOf, wanting: PrefixNode | None) -> None:
         """Write a busy prefix from the host to disk, then free its host copies; evict it if the disk refuses."""
         ledger = self._ledger
         written = False
@@ -362,5 +361,9 @@ class Room:
                 return
             if written:
                 self._leave_host(node, cause)
-            elif not node.children:
+            elif not node.children and ledger.may_give(node, _namespace_of(wanting)):
                 ledger.remove(node, cause)
+
+
+def _namespace_of(node: PrefixNode | None) -> str:
+    return node.record.namespace if node is not None else ""
