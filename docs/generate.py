@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -48,7 +48,7 @@ def errors() -> str:
 def validations() -> str:
     """The five validations, verdicts and reason codes."""
     from engine.schedule.plan import GAP_REASONS
-    from engine.schedule.publish import REFUSALS
+    from engine.schedule.publish import DROPS, REFUSALS
     from engine.schedule.validation import REASONS, Validation, Validator, Verdict
 
     lines = ["# Validations", "", "Nothing is a hit until all five pass or do not apply, after recovery.", ""]
@@ -60,8 +60,11 @@ def validations() -> str:
     lines += ["", "A request's own reason is the first of these that stood in its way, or one of:", ""]
     lines += ["| reason | meaning |", "|---|---|"]
     lines += [f"| `{reason}` | {text} |" for reason, text in GAP_REASONS.items()]
-    lines += ["", "A commit is refused with one of:", "", "| reason | meaning |", "|---|---|"]
+    lines += ["", "A commit is refused with one of these, or by an admission rule cut to its beginning:", ""]
+    lines += ["| reason | meaning |", "|---|---|"]
     lines += [f"| `{reason}` | {text} |" for reason, text in REFUSALS.items()]
+    lines += ["", "A checkpoint of an admitted commit is dropped with one of:", "", "| reason | meaning |", "|---|---|"]
+    lines += [f"| `{reason}` | {text} |" for reason, text in DROPS.items()]
     return "\n".join([*lines, ""])
 
 
@@ -82,7 +85,7 @@ def settings() -> str:
     ]
     lines += ["## Engine: `EngineConfig`", "", "| field | default |", "|---|---|"]
     for field in fields(EngineConfig):
-        default = "{}" if field.name == "labels" else field.default
+        default = field.default if field.default_factory is MISSING else field.default_factory()
         lines.append(f"| `{field.name}` | {default!r} |")
     return "\n".join([*lines, ""])
 

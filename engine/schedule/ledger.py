@@ -333,8 +333,7 @@ class Ledger:
         record.gpu_bytes = 0
         self.pins.leave(record)
         self.move(node, State.EVICTED, cause, bytes_moved=freed, start_ns=start_ns, parent=parent)
-        key = (str(cause.cause), "prefix")
-        self.counters.evictions[key] = self.counters.evictions.get(key, 0) + 1
+        self.count_eviction(cause, "prefix")
         if self.ring.enabled:
             self.ring.request(
                 "kvcache.evict", new_span(parent), parent, start_ns, self.clock.monotonic_ns(),
@@ -416,6 +415,10 @@ class Ledger:
         self.ring.check_batch(
             parent, record.prefix_id, own[0] if own else record.tokens, phase, (check,), (now_ns, now_ns)
         )
+
+    def count_eviction(self, cause: CauseOf, kind: str) -> None:
+        key = (str(cause.cause), kind)
+        self.counters.evictions[key] = self.counters.evictions.get(key, 0) + 1
 
     def count_dropped(self, reason: str, n: int) -> None:
         """Count checkpoints that a commit had and that were not kept. Takes the lock itself."""

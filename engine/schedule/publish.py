@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.consistency.lease import Lease
 from engine.consistency.prefix import CauseOf, Checkpoint
-from engine.consistency.state import State
+from engine.consistency.state import Cause, State
 from engine.index.radix import TOKEN_BYTES
 from engine.index.space import namespace_of
 from engine.memory.holding import Holding, SlotCopy, Tier
@@ -308,6 +308,8 @@ class Publisher:
             copies = [block.gpu for block in checkpoint.blocks.values() if block.gpu is not None and block.n_pages]
             if not node.record.busy and not any((c.page_class, int(c.slots[0])) in read for c in copies):
                 self._ledger.drop_checkpoint(node, checkpoint_id)
+                for kind in checkpoint.blocks:
+                    self._ledger.count_eviction(CauseOf(Cause.COMMIT), str(kind))
                 return ""
         return "prefix_is_full"
 

@@ -186,8 +186,7 @@ class Room:
                 ledger.drop_checkpoint(node, checkpoint_id)
                 ledger.settle(node, cause)
             for block in blocks:
-                key = (str(cause.cause), str(block.kind))
-                ledger.counters.evictions[key] = ledger.counters.evictions.get(key, 0) + 1
+                ledger.count_eviction(cause, str(block.kind))
             ledger.place(node)
             return True
         return False

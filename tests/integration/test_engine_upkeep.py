@@ -1,4 +1,4 @@
-"""Pins within a budget, queues that starve nobody, compaction under live leases."""
+"""Pins within a budget, queues that starve nobody, compaction under live leases, and causes that are all counted."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from threading import Event
 
 import pytest
 from engine_support import fork, prompt
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from engine import CacheEngine, EngineConfig, preset
+from engine.consistency.state import Cause
 from engine.errors import ConfigError
+from engine.schedule.publish import DROPS, REFUSALS
 from engine.schedule.queues import Form
 from engine.schedule.reform import SPARSE_RATIO
 
@@ -219,3 +224,63 @@ def test_a_step_of_compaction_moves_no_more_than_it_is_allowed(make_rig):
     for tokens in prompts:
         assert rig.look(tokens).wrong_bytes == 0
     rig.assert_clean()
+
+
+# -- causes -----------------------------------------------------------------------------------------------------------
+
+
+def readings(reader):
+    found = {}
+    for scope in reader.get_metrics_data().resource_metrics[0].scope_metrics:
+        for metric in scope.metrics:
+            for point in metric.data.data_points:
+                value = getattr(point, "value", None)
+                found[metric.name, *sorted((point.attributes or {}).items())] = value
+    return found
+
+
+def test_every_reason_and_cause_is_in_stats_and_metrics():
+    reader = InMemoryMetricReader()
+    config = EngineConfig(gpu_bytes=1 << 20, namespace_caps={"a": {"max_prefixes": 9}})
+    with CacheEngine(preset("small-gemma-3"), config, meter_provider=MeterProvider([reader])) as engine:
+        counters = engine._ledger.counters
+        for n, reason in enumerate(REFUSALS, 1):
+            for _ in range(n):
+                engine._publisher.refuse(reason)
+        for n, reason in enumerate(DROPS, 1):
+            engine._ledger.count_dropped(reason, n)
+        for n, cause in enumerate(Cause, 1):
+            counters.evictions[str(cause), "prefix"] = n
+        counters.commits, counters.cuts["second_touch"] = 5, 2
+        said, told = engine.stats(), readings(reader)
+    assert said["commits"]["refused"] == {reason: n for n, reason in enumerate(REFUSALS, 1)}
+    assert said["checkpoints_dropped"] == {reason: n for n, reason in enumerate(DROPS, 1)}
+    assert said["evictions"] == {f"{cause} prefix": n for n, cause in enumerate(Cause, 1)}
+    for n, reason in enumerate(REFUSALS, 1):
+        assert told["kvcache.commits", ("outcome", "refused"), ("reason", reason)] == n
+    for n, reason in enumerate(DROPS, 1):
+        assert told["kvcache.checkpoints.dropped", ("reason", reason)] == n
+    for n, cause in enumerate(Cause, 1):
+        assert told["kvcache.evictions", ("cause", str(cause)), ("kind", "prefix")] == n
+    assert told["kvcache.commits", ("outcome", "admitted"), ("reason", "ok")] == 3
+    assert told["kvcache.commits", ("outcome", "admitted"), ("reason", "second_touch")] == 2
+    assert told["kvcache.namespace.bytes", ("namespace", "a")] == 0
+    assert told["kvcache.pinned.bytes",] == 0
+
+
+def test_what_leaves_is_counted_by_its_cause_and_nothing_leaves_uncounted(make_rig):
+    rig = make_rig(gpu_bytes=256 * KIB, namespace_caps={"a": {"max_prefixes": 2}})
+    for seed in range(20):
+        rig.serve(prompt(4 * rig.page, seed), namespace="ab"[seed % 2])
+    rig.command("evict", prefix_ids=rig.ids[:1])
+    rig.engine.reconfigure({"cap_prefixes": 2}, revision=1)
+    gone = sum(step["kvcache.state.to"] == "EVICTED" for step in steps_of(rig))
+    evictions = rig.engine.counters().evictions
+    assert gone == sum(n for (_, kind), n in evictions.items() if kind == "prefix")
+    assert {cause for cause, kind in evictions if kind == "prefix"} >= {"cap", "command"}
+    assert len(rig.log.named("kvcache.evict")) == gone
+
+
+def steps_of(rig):
+    rig.engine.flush_telemetry()
+    return rig.log.named("kvcache.transition")

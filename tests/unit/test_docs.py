@@ -75,9 +75,14 @@ def test_every_reason_a_request_can_be_given_is_explained() -> None:
 
 
 def test_every_reason_a_commit_can_be_refused_with_is_explained() -> None:
-    from engine.schedule.publish import REFUSALS
+    from engine.schedule.publish import DROPS, REFUSALS
 
-    files = ("schedule/publish", "schedule/draft", "schedule/lineage", "consistency/admission", "engine")
-    source = "".join((ROOT / "engine" / f"{name}.py").read_text() for name in files)
+    names = ("admission", "namespaces", "../schedule/publish", "../schedule/draft", "../schedule/lineage", "../engine")
+    source = "".join((ROOT / "engine" / "consistency" / f"{name}.py").read_text() for name in names)
     given = set(re.findall(r'(?:refuse\(|"refused", |return |LINEAGE = )"([a-z_]+)"', source))
-    assert given == REFUSALS.keys()
+    rules = set(re.findall(r'Admitted\(pages, "([a-z_]+)"', source))
+    assert len(rules) == 2
+    assert given - (DROPS.keys() - rules) | rules == REFUSALS.keys()
+    dropped = set(re.findall(r'count_dropped\("([a-z_]+)"', source)) | rules
+    (body,) = re.findall(r"def _no_place_for(.*?)\n    def ", source, re.S)
+    assert dropped | set(re.findall(r'return "([a-z_]+)"', body)) == DROPS.keys()
