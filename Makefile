@@ -22,7 +22,7 @@ up: $(STAMP)  ## run the deck on 127.0.0.1: control plane, engine with a live wo
 	@exec $(BIN)/kvdeck up $(ARGS)
 
 test: $(STAMP) browser postgres  ## install everything and run the tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(STAMP) lint types contracts test  ## what CI runs: lint, types, import contracts, tests
 
