@@ -374,7 +374,7 @@ class CacheEngine:
         page_bytes = int(bytes_per_token(self.spec) * self.spec.page_tokens) or checkpoint_bytes(self.spec)
         kept_pages = min(tier_bytes, wanted.caps.gpu_bytes or tier_bytes) // page_bytes
         self._gate.set_rule(wanted.admission_rule, GHOST_MULTIPLE * kept_pages)
-        self._room.checkpoint_budget_ratio = wanted.checkpoint_budget_ratio
+        self._room.set_checkpoint_budget(wanted.checkpoint_budget_ratio)
         self._mode, self._mode_expires_ns = wanted.mode, wanted.mode_expires_ns
         self._codec = wanted.codec
         self._server.checkpoint_every_tokens = wanted.checkpoint_every_tokens

@@ -76,13 +76,13 @@ class LeastRecentlyUsed(Generic[K]):
 
         Keys that may not leave now (leased, pinned) keep their place. The order may change between items.
         """
-        if lane is not None:
-            found = self._walk(self._own.get(lane, self._rest), look_at)
-        elif self._own:
-            found = merge(*(self._walk(each, look_at) for each in (self._rest, *self._own.values())))
+        if lane is None and self._own:
+            lanes = (self._rest, *self._own.values())
+            together = merge(*(self._numbered(each, look_at) for each in lanes))
+            found: Iterator[K] = (key for _, key in together)
         else:
-            found = self._walk(self._rest, look_at)
-        for _, key in found:
+            found = self._walk(self._rest if lane is None else self._own.get(lane, self._rest), look_at)
+        for key in found:
             if may_leave(key):
                 yield key
 
@@ -93,13 +93,16 @@ class LeastRecentlyUsed(Generic[K]):
         found = [(touched, key) for lane in (self._rest, *self._own.values()) for key, touched in lane.items()]
         return sorted(found, key=lambda pair: pair[0])
 
-    def _walk(self, lane: OrderedDict[K, int], look_at: int) -> Iterator[tuple[int, K]]:
+    def _numbered(self, lane: OrderedDict[K, int], look_at: int) -> Iterator[tuple[int, K]]:
+        return ((lane[key], key) for key in self._walk(lane, look_at))
+
+    def _walk(self, lane: OrderedDict[K, int], look_at: int) -> Iterator[K]:
         for first, last in _CHUNKS:
             if first >= look_at:
                 return
-            for key, touched in list(islice(lane.items(), first, min(last, look_at))):
+            for key in list(islice(lane, first, min(last, look_at))):
                 if key in lane:
-                    yield touched, key
+                    yield key
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------

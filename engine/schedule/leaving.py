@@ -7,7 +7,7 @@ lane and nobody's share to respect; with `lru` the first that may leave is the o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.consistency.eviction import Candidate, LeastRecentlyUsed, PrefillFlops
 from engine.memory.holding import Tier
@@ -20,8 +20,7 @@ _LOOKED_A_SAMPLE = 16
 """A rule that wants several leaves gets what there is among so many times the number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class For:
+class For(NamedTuple):
     """For whom room is made: a namespace (empty: nobody's), and whether only its own may leave for it."""
 
     namespace: str = ""
@@ -39,7 +38,11 @@ class Leaving:
         """The next prefix to leave the GPU. One that was `tried` and stayed is not asked again."""
         if len(tried) > FRUITLESS:
             return None
-        above = self._ledger.namespaces.above()
+        ledger = self._ledger
+        if ledger.eviction.sample == 1 and not ledger.namespaces.capped:  # the first that may leave, of all
+            free = (n for n in self._gpu.oldest(ledger.may_leave) if n not in tried and self._can_go(n))
+            return next(free, None)
+        above = ledger.namespaces.above()
         found: list[PrefixNode] = []
         for lane in self._lanes(self._gpu, whom):
             found += self._sample(lane, whom, tried, above)

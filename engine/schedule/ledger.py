@@ -252,10 +252,10 @@ class Ledger:
         for holding in record.holdings():
             if not holding.n_pages:  # empty by layout: no bytes that could leave
                 continue
-            copy = holding.gpu
-            if copy is not None:
+            if (copy := holding.gpu) is not None:
                 gpu_bytes += copy.page_bytes * len(copy.slots)
-            host, disk = host or holding.host is not None, disk or holding.disk is not None
+            host = host or holding.host is not None
+            disk = disk or holding.disk is not None
         gpu = gpu_bytes > 0
         if record.busy:
             gpu_bytes += record.arriving_bytes

@@ -277,8 +277,9 @@ class Publisher:
             checkpoint_id = self._ledger.index.id_with_tail(node, tail) if tail else owner_id
             held = node.record.checkpoints.get(checkpoint_id)
             there = held is not None and (held.on_gpu or node.record.busy)  # busy: another thread copies it right now
-            reason = "" if there else self._no_place_for(node, held, sum(copy.total_bytes for copy in blocks.values()))
-            self._ledger.count_dropped(reason, bool(reason))
+            reason = "" if there else self._no_place_for(node, held, blocks)
+            if reason:
+                self._ledger.count_dropped(reason, 1)
             if there or reason:
                 for copy in blocks.values():
                     self._tiers.free_slots(Tier.GPU, copy)
@@ -294,11 +295,12 @@ class Publisher:
         draft.blocks = {}
         return tuple(added)
 
-    def _no_place_for(self, node: PrefixNode, held: Checkpoint | None, n_bytes: int) -> str:
+    def _no_place_for(self, node: PrefixNode, held: Checkpoint | None, blocks: dict[ObjectKind, SlotCopy]) -> str:
         """Why a prefix takes no further checkpoint, or nothing. It keeps a bounded number, as a match looks at each:
         then the oldest that nobody reads makes place."""
         checkpoints = node.record.checkpoints
-        if not self._ledger.pins.room_for(node.record, n_bytes):
+        pins = self._ledger.pins
+        if len(pins) and not pins.room_for(node.record, sum(copy.total_bytes for copy in blocks.values())):
             return "pin_budget"
         if held is not None or len(checkpoints) < CHECKPOINTS_A_PREFIX:
             return ""

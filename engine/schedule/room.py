@@ -34,11 +34,12 @@ class Room:
         self._tiers = ledger.tiers
         self._leaving = Leaving(ledger)
         self.disk = DiskRoom(ledger)
-        self.checkpoint_budget_ratio = config.checkpoint_budget_ratio
+        self.set_checkpoint_budget(config.checkpoint_budget_ratio)
 
-    @property
-    def _budget_bytes(self) -> int:
-        return int(self._tiers.gpu.total_bytes * self.checkpoint_budget_ratio)
+    def set_checkpoint_budget(self, ratio: float) -> None:
+        """The share of the GPU tier that checkpoints may fill, from now on."""
+        self.checkpoint_budget_ratio = ratio
+        self._budget_bytes = int(self._tiers.gpu.total_bytes * ratio)
 
     # -- GPU --------------------------------------------------------------------------------------------------------
 
@@ -56,7 +57,6 @@ class Room:
         if into is not None:
             self._book_arrival(page_class, n, into, boundary_object)
             namespace = into.record.namespace
-        whom = For(namespace=namespace)
         tried: set[PrefixNode] = set()
         for _ in range(_TRIES):
             with ledger.lock:
@@ -66,6 +66,7 @@ class Room:
                         if boundary_object:
                             self._count_arriving(n * self._tiers.gpu.slot_bytes(page_class), into)
                         return slots
+                whom = For(namespace)
                 if ledger.graph.in_window:
                     raise OutOfMemory("no room, and a CUDA graph window is open: nothing may move until its safe point")
                 if boundary_object and self._shed_checkpoint(cause, whom):
@@ -87,14 +88,19 @@ class Room:
         """Evict until the new prefixes and bytes stay within the admission caps, in total and of the namespace, and
         book them on it: the caller unbooks them (`Ledger.unbook`) once they are held or given up. False: they cannot be
         kept, and nothing is booked."""
-        if not self._make_way(CauseOf(Cause.CAP), For(namespace=namespace), new_prefixes, new_gpu_bytes):
+        ledger = self._ledger
+        if ledger.caps.prefixes is None and ledger.caps.gpu_bytes is None and not ledger.namespaces.capped:
+            with ledger.lock:
+                ledger.book(namespace, new_prefixes, new_gpu_bytes)
+            return True
+        if not self._make_way(CauseOf(Cause.CAP), For(namespace), new_prefixes, new_gpu_bytes):
             return False
         return self.book(namespace, new_prefixes, new_gpu_bytes)
 
     def book(self, namespace: str, new_prefixes: int, new_gpu_bytes: int, *, checkpoint: bool = False) -> bool:
         """`keep_caps` for the namespace's own caps alone: its own oldest leave, of a `checkpoint` its checkpoints
         first."""
-        whom = For(namespace=namespace, own_only=True)
+        whom = For(namespace, own_only=True)
         return self._make_way(CauseOf(Cause.CAP, "namespace"), whom, new_prefixes, new_gpu_bytes, checkpoint)
 
     def _make_way(self, cause: CauseOf, whom: For, prefixes: int, gpu_bytes: int, checkpoint: bool = False) -> bool:
