@@ -236,6 +236,20 @@ class Arena:
             return torch.from_numpy(self._host_rows(cls)[np.divmod(slots, cls.per_slab)])
         return self._rows(cls)[self._index(cls, slots)]
 
+    def view(self, page_class: str, slots: Slots) -> Bytes:
+        """The slots' bytes where they lie, uint8 [n, slot_bytes], when they lie evenly in host memory; else a copy.
+
+        Only for who holds the slots: what is freed meanwhile would change under the reader.
+        """
+        offsets = self.addresses(page_class, slots)
+        steps = np.diff(offsets)
+        if self._on_host is None or not len(slots) or (len(steps) and (steps[0] <= 0 or (steps != steps[0]).any())):
+            return self.read(page_class, slots)
+        size = self.slot_bytes(page_class)
+        start, step = int(offsets[0]), int(steps[0]) if len(steps) else size
+        memory = self._on_host.reshape(-1)[start : start + step * (len(slots) - 1) + size]
+        return torch.from_numpy(np.lib.stride_tricks.as_strided(memory, (len(slots), size), (step, 1)))
+
     def write(self, page_class: str, slots: Slots, data: Bytes) -> None:
         """Put uint8 [n, slot_bytes] into the slots; `data` may live on another device."""
         cls = self._classes[page_class]

@@ -12,7 +12,7 @@ PageSums = npt.NDArray[np.uint64]
 
 def page_sums(data: torch.Tensor) -> PageSums:
     """One checksum a row of a uint8 [n, slot_bytes] tensor. Device tensors are copied to the host first."""
-    rows = data.detach().cpu().contiguous().numpy()
+    rows = data.detach().cpu().numpy()  # rows may lie apart; the bytes of each lie together
     return np.fromiter((xxhash.xxh3_64_intdigest(row) for row in rows), dtype=np.uint64, count=len(rows))
 
 

@@ -51,7 +51,7 @@ class DiskFile:
     live_pages: int
     generation: int = 0
     damage: str = ""
-    header_digest: int = 0  # of the header it was written or found with
+    header_digest: int | None = None  # of the header it was written or found with; None: nobody has seen it yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +213,7 @@ class DiskTier:
             self._device.close(fd)
         stored = diskfile.decode(raw, file.name)
         _check_name(file.name, stored.header)
-        if stored.header.digest != file.header_digest:
+        if file.header_digest not in (None, stored.header.digest):
             raise CorruptObject(f"{file.name}: it is whole, and is not the object that was written under its name")
         return stored
 

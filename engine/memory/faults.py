@@ -312,6 +312,9 @@ class FaultyArena(Arena):
         data = super().read(page_class, slots)
         return _flipped(data) if fault is not None and fault.what is What.BIT_FLIP else data
 
+    def view(self, page_class: str, slots: Slots) -> Bytes:
+        return self.read(page_class, slots)  # a flip in a view would stay where it is read
+
     def write(self, page_class: str, slots: Slots, data: Bytes) -> None:
         fault = self._meet("write", page_class)
         super().write(page_class, slots, _flipped(data) if fault is not None and fault.what is What.BIT_FLIP else data)

@@ -169,7 +169,7 @@ class Recovery:
             return "pages_missing"
         try:
             if isinstance(source, SlotCopy):
-                data, sums = self._tiers.host_bytes(source)
+                data, sums = self._tiers.host_bytes(source, held=True)
             else:
                 data, sums = self._tiers.disk_bytes(source, job.deadline_ns)
             cause = CauseOf(Cause.PRESSURE, "restore")

@@ -83,3 +83,12 @@ def test_freed_slots_are_counted_for_ever(arena):
     for _ in range(2):
         arena.give("swa_window", arena.take("swa_window", 3))
     assert arena.freed_slots == 6
+
+
+def test_a_view_shows_what_lies_in_the_slots_and_copies_only_when_they_lie_unevenly(arena):
+    even, scattered = arena.take("compressed_kv", 6), arena.take("compressed_kv", 7)[[0, 1, 3, 6]]
+    for slots in (even, scattered, even[:1], even[:0]):
+        data = torch.randint(0, 256, (len(slots), arena.slot_bytes("compressed_kv")), dtype=torch.uint8)
+        arena.write("compressed_kv", slots, data.to(arena.buffer.device))
+        assert torch.equal(arena.view("compressed_kv", slots).cpu(), data)
+        assert torch.equal(arena.view("compressed_kv", slots).cpu(), arena.read("compressed_kv", slots).cpu())
