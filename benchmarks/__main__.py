@@ -22,7 +22,8 @@ def plan(a: argparse.Namespace) -> list[tuple[str, ...]]:
         todo.append(("benchmarks.bookkeeping", "--trace", str(trace), *peers))
     else:
         print(f"bookkeeping is left out: no {trace}; name the folder of the published traces with --traces")
-    todo += [("benchmarks.telemetry",), ("benchmarks.restore",), ("benchmarks.memory",), ("benchmarks.generation",)]
+    todo += [("benchmarks.telemetry",), ("benchmarks.restore",), ("benchmarks.memory",), ("benchmarks.growth",)]
+    todo += [("benchmarks.generation",)]
     return todo
 
 
