@@ -363,6 +363,8 @@ class Ledger:
         for block in checkpoint.blocks.values():
             if block.gpu is not None:
                 self.checkpoint_gpu_bytes += block.gpu.total_bytes
+        if node.record.pinned_until_ns:
+            self.pins.recount(node.record)  # the next checkpoint of the same commit must see it
 
     def block_left_gpu(self, block: Holding) -> int:
         """Free a boundary object's GPU copy and count it off the checkpoint budget."""

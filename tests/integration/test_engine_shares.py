@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from engine_support import fork, prompt
 
@@ -95,6 +97,32 @@ def test_a_checkpoint_that_its_namespace_has_no_room_for_is_dropped_with_its_rea
         done = rig.commit(tokens, [len(tokens)], namespace="a")
     assert (done.outcome, done.checkpoints) == ("admitted", ())
     assert rig.engine.stats()["checkpoints_dropped"] == {"namespace_cap": 1}
+    rig.assert_clean()
+
+
+def test_a_maximum_holds_at_every_moment_while_threads_commit_and_restore(make_rig):
+    rig = make_rig(host_bytes=1 << 20, **caps(a={"max_bytes": 60 * KIB, "max_prefixes": 9}))
+    books, peak = rig.ledger.namespaces, []
+
+    class Watched(type(books)):
+        def add_bytes(self, namespace, n_bytes):
+            super().add_bytes(namespace, n_bytes)
+            held_bytes = sum(n.record.gpu_bytes for n in rig.ledger.nodes.values() if n.record.namespace == "a")
+            peak.append((held_bytes, sum(n.record.namespace == "a" for n in rig.ledger.nodes.values())))
+
+    rig.ledger.namespaces = Watched(books.shares)
+
+    def work(first):
+        for i in range(12):
+            found = rig.serve(prompt(4 * rig.page, first + i % 7), namespace="a")
+            assert found.wrong_bytes == 0
+
+    with ThreadPoolExecutor(5) as pool:
+        for future in [pool.submit(work, 3 * n) for n in range(5)]:
+            future.result(timeout=120)
+    assert max(n_bytes for n_bytes, _ in peak) <= 60 * KIB
+    assert max(n for _, n in peak) <= 9
+    assert rig.ledger.namespaces.total_bytes == sum(n.record.gpu_bytes for n in rig.ledger.nodes.values())
     rig.assert_clean()
 
 

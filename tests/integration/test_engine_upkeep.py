@@ -83,6 +83,18 @@ def test_a_pinned_prefix_grows_by_checkpoints_within_the_budget_only(make_rig):
     rig.assert_clean()
 
 
+def test_checkpoints_of_one_commit_share_what_the_budget_of_pins_has_left(make_rig):
+    rig = make_rig(checkpoint_budget_ratio=0.9, gpu_bytes=512 * KIB)
+    trunk = prompt(4 * rig.page)
+    ids = [rig.commit(trunk[: n * rig.page], []).prefix_id for n in (4, 2)]
+    rig.command("pin", prefix_ids=ids, ttl_s=600)
+    one = sum(rig.ledger.layouts.of(kind).slot_bytes for kind in rig.ledger.layouts.boundary_kinds)
+    rig.ledger.pins.budget_bytes = pinned_bytes(rig) + one
+    assert len(rig.commit(trunk, [2 * rig.page, 4 * rig.page]).checkpoints) == 1
+    assert pinned_bytes(rig) <= rig.ledger.pins.budget_bytes
+    rig.assert_clean()
+
+
 def test_a_pin_that_ran_out_is_told_at_the_next_tick_and_its_bytes_are_free(make_rig):
     rig = make_rig()
     prefix_id = rig.commit(prompt(3 * rig.page)).prefix_id
