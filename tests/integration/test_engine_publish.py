@@ -115,10 +115,10 @@ def break_reads_of(rig, patch, page_class):
     """Reads of one page class from the host fail as a device would; everything else is read."""
     read = rig.ledger.tiers.host_bytes
 
-    def host_bytes(copy):
+    def host_bytes(copy, **how):
         if copy.page_class == page_class:
             raise TierUnavailable("host: out of order")
-        return read(copy)
+        return read(copy, **how)
 
     patch.setattr(rig.ledger.tiers, "host_bytes", host_bytes)
 

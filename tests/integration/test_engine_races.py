@@ -97,10 +97,10 @@ def test_a_commit_of_the_same_tokens_while_they_are_restored(make_rig):
     queue_thread_reads = rig.ledger.tiers
     reading, go, read = threading.Event(), threading.Event(), queue_thread_reads.host_bytes
 
-    def slow(copy):
+    def slow(copy, **how):
         reading.set()
         assert go.wait(30)
-        return read(copy)
+        return read(copy, **how)
 
     queue_thread_reads.host_bytes = slow
     waiting = threading.Thread(target=lambda: rig.look(trunk))

@@ -124,10 +124,10 @@ def test_two_threads_restoring_one_prefix_both_get_it(make_rig):
     rig.command("offload", prefix_ids=[prefix_id], tier="host")
     inside, go, read = threading.Event(), threading.Event(), rig.ledger.tiers.host_bytes
 
-    def slow(copy):
+    def slow(copy, **how):
         inside.set()
         assert go.wait(30)
-        return read(copy)
+        return read(copy, **how)
 
     rig.ledger.tiers.host_bytes = slow
     found = []
@@ -149,9 +149,9 @@ def test_a_request_that_gives_up_waiting_leaves_the_restore_to_end_by_itself(mak
     rig.command("offload", prefix_ids=[prefix_id], tier="host")
     go, read = threading.Event(), rig.ledger.tiers.host_bytes
 
-    def slow(copy):
+    def slow(copy, **how):
         assert go.wait(30)
-        return read(copy)
+        return read(copy, **how)
 
     rig.ledger.tiers.host_bytes = slow
     found = rig.look(tokens, deadline_s=0.05)
@@ -182,9 +182,9 @@ def test_a_request_that_did_without_a_late_restore_is_no_hit_from_that_tier(make
     rig.command("offload", prefix_ids=[rig.commit(longer).prefix_id], tier="host")
     go, read = threading.Event(), rig.ledger.tiers.host_bytes
 
-    def slow(copy):
+    def slow(copy, **how):
         assert go.wait(30)
-        return read(copy)
+        return read(copy, **how)
 
     rig.ledger.tiers.host_bytes = slow
     found = rig.look(longer, deadline_s=0.05)
