@@ -27,22 +27,18 @@ class Cause(StrEnum):
     COMMAND = "command"
     PRESSURE = "pressure"
     CAP = "cap"
-    IDLE = "idle"
     RESTORE = "restore"
     CORRUPTION = "corruption"
-    MODE = "mode"
     SCRUB = "scrub"
-    SHUTDOWN = "shutdown"
-    DRAIN = "drain"
     UNPIN = "unpin"  # an operator's pin ran out; nothing else changed
 
 
 _S, _C = State, Cause
-_STEERED = frozenset({_C.COMMAND, _C.POLICY, _C.IDLE})
+_STEERED = frozenset({_C.COMMAND, _C.POLICY})
 # A commit evicts what another run computed: a path is of one run.
-_LEAVING = frozenset({_C.PRESSURE, _C.CAP, _C.COMMAND, _C.POLICY, _C.SHUTDOWN, _C.DRAIN, _C.COMMIT})
-_DAMAGE = frozenset({_C.CORRUPTION, _C.SCRUB})
-_OFFLOAD = _STEERED | {_C.PRESSURE, _C.CAP, _C.SHUTDOWN, _C.DRAIN}
+_LEAVING = _STEERED | {_C.PRESSURE, _C.CAP, _C.COMMIT}
+_DAMAGE = frozenset({_C.CORRUPTION})
+_OFFLOAD = _STEERED | {_C.PRESSURE, _C.CAP}
 _RENEWED = frozenset({_C.COMMIT})
 _RESTORE = frozenset({_C.RESTORE, _C.COMMAND, _C.POLICY})
 _RAN_OUT = frozenset({_C.UNPIN})
@@ -51,7 +47,6 @@ TRANSITIONS: Final[dict[tuple[State, State], frozenset[Cause]]] = {
     (_S.NEW, _S.FULL): frozenset({_C.COMMIT, _C.SPLIT}),
     (_S.NEW, _S.COMPRESSED): frozenset({_C.SPLIT}),
     (_S.NEW, _S.PARTIAL_OFFLOAD): frozenset({_C.SPLIT, _C.ADOPT}),
-    (_S.NEW, _S.FULL_RESTORE): frozenset({_C.SPLIT}),
     (_S.NEW, _S.APPROXIMATE): frozenset({_C.COMMIT, _C.SPLIT}),
     (_S.NEW, _S.QUARANTINED): frozenset({_C.SPLIT}),
     (_S.FULL, _S.FULL): _RAN_OUT,
@@ -60,7 +55,6 @@ TRANSITIONS: Final[dict[tuple[State, State], frozenset[Cause]]] = {
     (_S.FULL, _S.QUARANTINED): _DAMAGE,
     (_S.FULL, _S.EVICTED): _LEAVING,
     (_S.COMPRESSED, _S.COMPRESSED): _RAN_OUT,
-    (_S.COMPRESSED, _S.FULL): _STEERED | {_C.COMMIT, _C.MODE},
     (_S.COMPRESSED, _S.PARTIAL_OFFLOAD): _OFFLOAD | _DAMAGE,
     (_S.COMPRESSED, _S.QUARANTINED): _DAMAGE,
     (_S.COMPRESSED, _S.EVICTED): _LEAVING,
@@ -69,7 +63,8 @@ TRANSITIONS: Final[dict[tuple[State, State], frozenset[Cause]]] = {
     (_S.PARTIAL_OFFLOAD, _S.FULL): _RENEWED | {_C.PRESSURE, _C.CAP},
     (_S.PARTIAL_OFFLOAD, _S.COMPRESSED): _RENEWED | {_C.PRESSURE, _C.CAP},
     (_S.PARTIAL_OFFLOAD, _S.PARTIAL_OFFLOAD): _OFFLOAD | _RAN_OUT,  # more left the GPU, or host bytes went to disk
-    (_S.PARTIAL_OFFLOAD, _S.QUARANTINED): _DAMAGE,
+    # A scrub reads the disk: it loses only what is nowhere else.
+    (_S.PARTIAL_OFFLOAD, _S.QUARANTINED): _DAMAGE | {_C.SCRUB},
     (_S.PARTIAL_OFFLOAD, _S.EVICTED): _LEAVING,
     (_S.FULL_RESTORE, _S.FULL): _RESTORE,
     (_S.FULL_RESTORE, _S.COMPRESSED): _RESTORE,

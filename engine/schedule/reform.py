@@ -16,7 +16,6 @@ from engine.consistency.prefix import CauseOf
 from engine.consistency.state import Cause, State
 from engine.errors import CodecRefused, CorruptObject, EngineError, OutOfMemory
 from engine.memory.arena import Arena, Slots
-from engine.memory.codec import NATIVE, NATIVE_META
 from engine.memory.holding import Holding, SlotCopy, Tier
 from engine.model.objects import ObjectKind
 from engine.schedule.ledger import Ledger, PrefixNode
@@ -99,18 +98,11 @@ class Reformer:
     def compress(self, prefix_id: str, codec: str, cause: CauseOf, parent: SpanContext = NO_SPAN) -> Reformed:
         """FULL -> COMPRESSED: the history pages in coded form, the native ones freed. What a lossy codec costs is
         measured first when there is a judge, and held to the bounds."""
-        return self._recode(prefix_id, codec, cause, parent)
-
-    def decompress(self, prefix_id: str, cause: CauseOf, parent: SpanContext = NO_SPAN) -> Reformed:
-        """COMPRESSED -> FULL. Only a lossless codec gives native precision back; others are refused."""
-        return self._recode(prefix_id, NATIVE, cause, parent)
-
-    def _recode(self, prefix_id: str, codec: str, cause: CauseOf, parent: SpanContext) -> Reformed:
         ledger = self._ledger
         start_ns = ledger.clock.monotonic_ns()
         with ledger.lock:
             node = ledger.nodes.get(prefix_id)
-            refused = self._refuse_recode(node, codec) or self._quality.refuse_unjudged(codec)
+            refused = self._refuse_recode(node) or self._quality.refuse_unjudged(codec)
             if refused or node is None:
                 return Reformed(refused=refused)
             holding = node.record.spans[ObjectKind.COMPRESSED_KV]
@@ -133,17 +125,14 @@ class Reformer:
                 ledger.settled.notify_all()
         return work.result
 
-    def _refuse_recode(self, node: PrefixNode | None, codec: str) -> str:
+    def _refuse_recode(self, node: PrefixNode | None) -> str:
         if node is None:
             return "unknown_prefix"
-        wanted = State.COMPRESSED if codec == NATIVE else State.FULL
-        if node.record.state is not wanted:
+        if node.record.state is not State.FULL:
             return f"state_is_{node.record.state.lower()}"
         holding = node.record.spans.get(ObjectKind.COMPRESSED_KV)
         if holding is None or holding.gpu is None or not self._tiers.materialise:
             return "nothing_to_code"
-        if codec == NATIVE and holding.gpu.meta.error_bound > 0:
-            return "lossy_cannot_go_back"
         if not self._ledger.may_leave(node):
             return "leased"
         return ""
@@ -154,11 +143,8 @@ class Reformer:
         if source is None:
             raise OutOfMemory("the pages left the GPU before they could be coded")
         data, _ = self._tiers.gpu_bytes_on_host(source)
-        kind, meta = ObjectKind.COMPRESSED_KV, NATIVE_META
-        if codec == NATIVE:
-            data = self._tiers.native(source.page_class, data, source.meta)
-        else:
-            data, meta = self._tiers.codecs[codec].encode(data)
+        kind = ObjectKind.COMPRESSED_KV
+        data, meta = self._tiers.codecs[codec].encode(data)
         wanted = self._tiers.page_class(kind, meta)
         slots = self._room.take_gpu(wanted, len(source.slots), CauseOf(Cause.PRESSURE, "recode"))
         copy = self._tiers.new_copy(kind, slots, meta)

@@ -10,8 +10,6 @@ from engine_support import fork, prompt
 from gpu_support import captured, done, keep_busy, on_each_device, own_stream, rig_on
 
 from engine import ObjectKind, SegmentKey
-from engine.consistency.prefix import CauseOf
-from engine.consistency.state import Cause
 from engine.errors import CodecRefused, GraphStale
 from engine.model.objects import layouts_of
 
@@ -115,18 +113,13 @@ def compact(rig, ids):
     assert rig.command("compact").outcome["pages"] > 0
 
 
-def recode(rig, ids):
-    assert rig.command("compress", prefix_ids=ids[3:4], codec="lossless").status == "succeeded"
-    assert not rig.engine._reformer.decompress(ids[3], CauseOf(Cause.COMMAND)).refused
-
-
 def offload(rig, ids):
     assert rig.command("offload", prefix_ids=ids[3:4], tier="host").status == "succeeded"
     assert rig.command("restore", prefix_ids=ids[3:4]).status == "succeeded"
 
 
 @on_each_device
-@pytest.mark.parametrize("change", [evict, compact, recode, offload])
+@pytest.mark.parametrize("change", [evict, compact, offload])
 def test_a_change_between_capture_and_replay_is_stale_and_a_new_capture_is_right(make_rig, device, change):
     rig, prompts, ids = rig_with_pages(make_rig, device)
     decoder = Decoder(rig, device)
