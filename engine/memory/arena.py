@@ -78,7 +78,8 @@ class _PageClass:
 
     def take(self, n: int) -> Slots:
         self.top -= n
-        slots = self.stack[self.top : self.top + n][::-1].copy()
+        slots = self.stack[self.top : self.top + n].copy()
+        slots.sort()  # in address order, over several slabs too: long copies and views stay in one piece
         self.used_slots += n
         return slots
 
