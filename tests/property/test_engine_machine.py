@@ -254,6 +254,8 @@ class EngineMachine(RuleBasedStateMachine):
             return
         path = files[which % len(files)]
         raw = bytearray(path.read_bytes())
+        if how == "flip" and not raw:  # it was cut to nothing before
+            return
         if how == "flip":
             raw[int(at * len(raw))] ^= 0x10
             path.write_bytes(raw)
