@@ -19,6 +19,8 @@ NAMESPACE_LONGEST = 128
 
 def check_namespace(namespace: str) -> str:
     """The namespace. Raises `BadNamespace`: it becomes part of ids, files, spans and rows and must fit them all."""
+    if not isinstance(namespace, str):
+        raise BadNamespace(f"a namespace is a string, not a {type(namespace).__name__}")
     if not (0 < len(namespace) <= NAMESPACE_LONGEST and namespace.isprintable()):
         shown = namespace[:40].encode("ascii", "backslashreplace").decode()
         raise BadNamespace(

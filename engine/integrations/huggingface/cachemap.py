@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from engine.errors import StateMismatch, UnknownCacheLayer
+from engine.errors import ModelMismatch, StateMismatch, UnknownCacheLayer
 from engine.integrations.huggingface.facets import Compressor, Facet, Piece, Rows
 from engine.integrations.huggingface.layers import facets_of, measures_of
 from engine.memory.state import LoadedState
@@ -31,6 +31,7 @@ class CacheMap:
 
         Raises `UnknownCacheLayer` for a cache layer class that is not mapped, before anything runs.
         """
+        refuse_other_models(model)
         config = text_config(model.config)
         cache = new_cache(model.config)
         for index, layer in enumerate(cache.layers):
@@ -38,11 +39,46 @@ class CacheMap:
         # One entry of the compressors that overlap, and one token more: every kind of state has then been written.
         ratios = [layer.compress_rate for layer in cache.layers if hasattr(layer, "overlap_kv")]
         ids = torch.zeros((1, max([1, *ratios]) + 1), dtype=torch.long, device=model.device)
-        with torch.no_grad():
-            model(input_ids=ids, past_key_values=cache, use_cache=True)
+        try:
+            with torch.no_grad():
+                model(input_ids=ids, past_key_values=cache, use_cache=True)
+        except ValueError as error:
+            raise UnknownCacheLayer(f"{type(model).__name__} does not run on a plain cache object: {error}") from error
         latent = [bool(getattr(layer, "kv_lora_rank", None)) for layer in config.per_layer_config]
         facets = tuple(facets_of(layer, index, latent=latent[index]) for index, layer in enumerate(cache.layers))
-        return cls(model.config, tuple(_device_of(layer, model.device) for layer in cache.layers), facets)
+        found = cls(model.config, tuple(_device_of(layer, model.device) for layer in cache.layers), facets)
+        found._prove(model, cache, ids.shape[1])
+        return found
+
+    def _prove(self, model: Any, cache: Any, n_tokens: int) -> None:
+        """Take the state out, run something else, put it into a new cache: the next token must say the same bits.
+
+        Raises `UnknownCacheLayer` for a model that ignores its cache, or keeps state beside it.
+        """
+        name = type(model).__name__
+        try:
+            state = LoadedState(
+                boundary_tokens=n_tokens,
+                replay_tokens=0,
+                entries=self.entries(cache, 0, n_tokens),
+                boundary=self.boundary(cache, n_tokens),
+            )
+            parts = [part for layer in self.layers for part in layer.parts]
+            if not parts or not all(part.fields for part in parts):
+                raise StateMismatch("a layer of it was never written")
+            other, step = torch.full((1, n_tokens), 2), torch.ones((1, 1), dtype=torch.long)
+            with torch.no_grad():
+                model(input_ids=other.to(model.device), past_key_values=new_cache(self.config), use_cache=True)
+                said = [
+                    model(input_ids=step.to(model.device), past_key_values=held, use_cache=True).logits
+                    for held in (self.filled(state), cache)
+                ]
+        except StateMismatch as error:
+            raise UnknownCacheLayer(
+                f"{name} does not use the cache object it is given as others do: {error}"
+            ) from error
+        if not torch.equal(said[0], said[1]):
+            raise UnknownCacheLayer(f"{name} keeps state outside its cache object, which no prefix cache can hold")
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -92,6 +128,19 @@ class CacheMap:
     @property
     def ratios(self) -> tuple[int, ...]:
         return tuple(f.ratio for facets in self.facets for f in facets if isinstance(f, Compressor))
+
+
+def refuse_other_models(model: Any) -> None:
+    """Raises `ModelMismatch` for what does not generate text token by token from token ids."""
+    if isinstance(model, str) or not hasattr(model, "config"):
+        raise ModelMismatch(
+            f"a model is wanted, not {type(model).__name__}: load it first, e.g. with AutoModelForCausalLM"
+        )
+    name, config = type(model).__name__, model.config
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelMismatch(f"{name} is an encoder and a decoder: what it says depends on more than the tokens before")
+    if not (hasattr(model, "can_generate") and model.can_generate()):
+        raise ModelMismatch(f"{name} cannot generate; attach a causal language model, e.g. one of AutoModelForCausalLM")
 
 
 def new_cache(config: Any) -> Any:

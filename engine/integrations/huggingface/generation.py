@@ -19,7 +19,11 @@ from engine.schedule.publish import CommitResult
 
 _ONE_SEQUENCE = ("num_beams", "num_return_sequences")
 _OWN_CACHE = ("cache_implementation", "prompt_lookup_num_tokens", "assistant_early_exit")
-_OURS = ("past_key_values", "input_ids", "inputs", "return_dict_in_generate", "use_cache")
+_OURS = (
+    "past_key_values", "input_ids", "inputs", "inputs_embeds", "attention_mask", "position_ids",
+    "return_dict_in_generate", "use_cache",
+)  # fmt: skip
+_FOREIGN = ("assistant_model", "custom_generate", "adapter_names")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +55,7 @@ def checked_arguments(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
         if name in arguments:
             raise StateMismatch(f"{name} is set by PrefixCache.generate itself; leave it out")
     for name, value in arguments.items():
-        if isinstance(value, torch.Tensor) or name == "assistant_model":
+        if isinstance(value, torch.Tensor) or name in _FOREIGN:
             raise StateMismatch(
                 f"{name}: only token ids are part of a prefix's identity; what else goes into the model would be "
                 "ignored by the cache. Call model.generate directly for this request"

@@ -58,6 +58,7 @@ class Prefill:
     timings: Timings
     checkpoints: dict[int, Tensors] = field(default_factory=dict)
     odd_pages: set[int] = field(default_factory=set)  # computed otherwise than in one call of exactly that page
+    changes: int = 0  # of the model that had been seen when it began: state that spans one is of no model
     computed_tokens: int = 0  # that ran through the model, replayed ones included
 
     @property

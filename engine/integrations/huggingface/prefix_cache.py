@@ -35,6 +35,7 @@ from engine.integrations.huggingface.replay import replaying
 from engine.integrations.huggingface.spec import prove_match
 from engine.integrations.huggingface.weights import WeightsWatch, weights_revision
 from engine.memory.state import NewState
+from engine.model.huggingface import config_digest, text_config
 from engine.schedule.publish import CommitResult
 
 _LOAD_ATTEMPTS = 3
@@ -57,10 +58,12 @@ class PrefixCache:
         self._page_tokens = engine.spec.page_tokens
         self.chunk_tokens = self._checked_chunk(chunk_tokens)
         self._map = CacheMap.measure(model)
-        self._weights = self._now = prove_match(model, self._map, engine)
+        prove_match(model, self._map, engine)
+        self._attached = self._now = self._identity()
         engine.set_quality_judge(LogitJudge(model, self._map))  # a lossy codec is measured before it is believed
         self._watch = WeightsWatch(model)
         self._watch_lock = threading.Lock()
+        self._changes = 0
         self._accepts = frozenset(inspect.signature(model.forward).parameters)
 
     def _checked_chunk(self, chunk_tokens: int | None) -> int:
@@ -101,6 +104,7 @@ class PrefixCache:
                 past_key_values=prefill.past_key_values,
                 streamer=as_streamer(streamer),
                 return_dict_in_generate=True,
+                use_cache=True,  # a generation_config may say otherwise
                 **arguments,
             )
             prompt_tokens = len(prefill.tokens)
@@ -129,6 +133,8 @@ class PrefixCache:
 
     def stream(self, tokens: Any, **arguments: Any) -> TokenStream:
         """`generate` as an iterator of token ids; its `result` is the `Generation`."""
+        if "streamer" in arguments:
+            raise StateMismatch("streamer: a stream has its own; use generate(..., streamer=...)")
         return TokenStream(lambda on_token: self.generate(tokens, streamer=on_token, **arguments))
 
     # -- prefill ----------------------------------------------------------------------------------------------------
@@ -168,11 +174,15 @@ class PrefixCache:
         seen = as_prompt(tokens)
         if not np.array_equal(seen[: prefill.position], prefill.tokens[: prefill.position]):
             raise StateMismatch("the tokens to commit do not begin with those of the prompt")
+        if (length := seen_tokens(prefill.past_key_values)) not in (None, len(seen)):
+            raise StateMismatch(f"the cache has seen {length} tokens, {len(seen)} are to be committed")
+        with prefill.timings.measure("capture_s"):  # before anything is noted: it raises for a cache at another place
+            self._map.entries(prefill.past_key_values, len(seen), len(seen))
+            boundary = self._map.boundary(prefill.past_key_values, len(seen))
         # However the caller ran what came after the prompt, it was not a page a call.
         self._note_call(prefill, prefill.position, len(seen), whole=False)
         prefill.tokens, prefill.position = seen, len(seen)
-        with prefill.timings.measure("capture_s"):
-            prefill.checkpoints[len(seen)] = self._map.boundary(prefill.past_key_values, len(seen))
+        prefill.checkpoints[len(seen)] = boundary
         return self._commit_new(prefill)
 
     def _resume(
@@ -185,7 +195,8 @@ class PrefixCache:
         timings: Timings,
     ) -> Prefill:
         """A prefill at the lease's resume point, everything before it loaded."""
-        refuse = self._model_changed()
+        refuse, changes = self._model_changed(), self._changes
+        forget_images(self.model)
         for attempt in range(_LOAD_ATTEMPTS):
             with timings.measure("acquire_s"):
                 lease = self.engine.acquire(
@@ -198,7 +209,9 @@ class PrefixCache:
                 )
             try:
                 with timings.measure("load_s"):
-                    return self._loaded(prompt, lease, timings)
+                    prefill = self._loaded(prompt, lease, timings)
+                    prefill.changes = changes
+                    return prefill
             except (CorruptObject, CodecRefused, StalePointer, LeaseExpired):
                 lease.release()
             except BaseException:
@@ -241,9 +254,7 @@ class PrefixCache:
         with prefill.timings.measure("model_s"), torch.no_grad():
             for start, stop in self._chunks(prefill.position, end):
                 ids = torch.from_numpy(prefill.tokens[start:stop].astype(np.int64)).to(device).unsqueeze(0)
-                self.model(
-                    input_ids=ids, past_key_values=prefill.past_key_values, use_cache=True, **self._extra(start, stop)
-                )
+                self.model(input_ids=ids, past_key_values=prefill.past_key_values, use_cache=True, **self._extra())
                 self._note_call(prefill, start, stop)
             if device.type == "cuda":  # kernels were only given to the stream so far, and plans go by this time
                 torch.cuda.current_stream(device).synchronize()
@@ -262,14 +273,10 @@ class PrefixCache:
             yield start, stop
             start = stop
 
-    def _extra(self, start: int, stop: int) -> dict[str, Any]:
-        """Arguments that not every model takes: positions, and no logits but the last (they are not used)."""
-        found: dict[str, Any] = {}
-        if "position_ids" in self._accepts:
-            found["position_ids"] = torch.arange(start, stop, device=self.model.device).unsqueeze(0)
-        if "logits_to_keep" in self._accepts:
-            found["logits_to_keep"] = 1
-        return found
+    def _extra(self) -> dict[str, Any]:
+        """Not every model takes it: no logits but the last, as they are not used. Positions are the model's own to
+        count, from the cache: some count from 1."""
+        return {"logits_to_keep": 1} if "logits_to_keep" in self._accepts else {}
 
     # -- commit -----------------------------------------------------------------------------------------------------
 
@@ -289,7 +296,7 @@ class PrefixCache:
             )
         with prefill.timings.measure("commit_s"):
             # Asked again: an adapter merged by another thread meanwhile would be in what was computed.
-            refuse = self._model_changed()
+            refuse = self._model_changed() or ("weights_changed" if prefill.changes != self._changes else "")
             result = self.engine.commit(prefill.tokens[:end], state, lease=prefill.lease, refuse=refuse)
         prefill.checkpoints = {}
         return result
@@ -300,13 +307,39 @@ class PrefixCache:
             if self.model.training:
                 raise ModelMismatch("the model was put in training mode; call model.eval() first")
             if self._watch.changed():
-                self._now = weights_revision(self.model)
-            return "" if self._now == self._weights else "weights_changed"
+                self._changes += 1
+                self._now = self._identity()
+            return "" if self._now == self._attached else "weights_changed"
+
+    def _identity(self) -> tuple[str, str]:
+        return weights_revision(self.model), config_digest(text_config(self.model.config))
+
+
+def forget_images(model: Any) -> None:
+    """Multimodal models remember position offsets of the last request with images; text has none."""
+    for module in (model, *(x for x in (getattr(model, "model", None),) if x is not None)):
+        if getattr(module, "rope_deltas", None) is not None:
+            module.rope_deltas = None
+
+
+def seen_tokens(cache: Any) -> int | None:
+    """How many tokens the cache object has seen; None for one of linear layers alone, which does not count."""
+    try:
+        return int(cache.get_seq_length())
+    except ValueError:
+        return None
 
 
 def as_prompt(tokens: Any) -> TokenArray:
     """One prompt as int32 [n]. Raises `StateMismatch` for none, for a batch, and for what is no token id."""
-    array = tokens.detach().cpu().numpy() if isinstance(tokens, torch.Tensor) else np.asarray(tokens)
+    if isinstance(tokens, str) or hasattr(tokens, "keys"):
+        raise StateMismatch("a prompt is token ids, not text or a tokenizer's output; pass tokenizer(text).input_ids")
+    try:
+        array = tokens.detach().cpu().numpy() if isinstance(tokens, torch.Tensor) else np.asarray(tokens)
+    except ValueError as error:
+        raise StateMismatch("a prompt is one sequence of token ids; these are several (see generate_batch)") from error
+    if not array.size:
+        raise StateMismatch("a prompt is one sequence of token ids; this one is empty")
     if array.ndim == 2 and len(array) == 1:
         array = array[0]
     if array.ndim != 1 or not len(array) or array.dtype.kind not in "iu":
@@ -321,8 +354,10 @@ def as_prompt(tokens: Any) -> TokenArray:
 
 def as_prompts(prompts: Any) -> list[TokenArray]:
     """A list of prompts, or a tensor or array [b, n] of prompts of one length."""
-    if isinstance(prompts, torch.Tensor) and prompts.ndim != 2:
-        raise StateMismatch(f"a batch is a list of prompts or a tensor [b, n]; got {list(prompts.shape)}")
+    shape = list(prompts.shape) if isinstance(prompts, torch.Tensor) else None
+    if not isinstance(prompts, Iterable) or (shape is not None and len(shape) != 2):
+        what = shape if shape is not None else type(prompts).__name__
+        raise StateMismatch(f"a batch is a list of prompts or a tensor [b, n]; got {what}")
     return [as_prompt(prompt) for prompt in prompts]
 
 

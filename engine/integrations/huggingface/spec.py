@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -56,6 +57,11 @@ def prove_match(model: Any, cache_map: CacheMap, engine: CacheEngine) -> str:
         )
     if difference := _first_difference(spec.layers, cache_map.layers):
         raise ModelMismatch(f"{difference}; build the engine with spec_of(model)")
+    if spec.sliding_layers and engine.config.replay and not _masks_windows(model):
+        raise ConfigError(
+            f"{type(model).__name__} keeps windows and does not mask by them, so replays would be wrong: build the "
+            "engine with EngineConfig(replay=False)"
+        )
     if spec.revision.startswith(UNNAMED) and engine.config.disk_bytes:
         raise ConfigError(
             "the engine writes files, and its spec does not name the weights they belong to: build it with "
@@ -71,6 +77,14 @@ def _bind(engine: CacheEngine, weights: str) -> None:
         held = _bound.setdefault(engine, weights)
     if held != weights:
         raise ModelMismatch("another model with other weights is attached to this engine; build one engine a model")
+
+
+def _masks_windows(model: Any) -> bool:
+    """The model's module makes masks of the width of its windows. Some keep a window and mask causally only: a token
+    then sees all of its call, and the rule of exact replays does not hold."""
+    module = vars(sys.modules[type(model).__module__])
+    makers = ("create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_masks_for_generate")
+    return any(name in module for name in makers)
 
 
 def _first_difference(promised: tuple[Layer, ...], measured: tuple[Layer, ...]) -> str:

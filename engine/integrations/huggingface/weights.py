@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import xxhash
 
+from engine.model.huggingface import config_digest, text_config
+
 _SAMPLES = 8
 
 
@@ -23,7 +25,7 @@ def weights_revision(model: Any) -> str:
         if tensor.numel():
             data = tensor.detach().to("cpu").reshape(-1).contiguous().view(torch.uint8)
             hasher.update(data.numpy().data)
-    hasher.update(repr(_active_adapters(model)).encode())
+    hasher.update(repr(_adapters(model)).encode())
     return f"weights-{hasher.hexdigest()}"
 
 
@@ -51,8 +53,9 @@ class WeightsWatch:
 
     def _signature(self) -> tuple[Any, ...]:
         named = list(_tensors(self._model))
-        places = tuple((name, t.data_ptr(), t._version, t.dtype) for name, t in named)
-        return places, _sample([t for _, t in named]), _active_adapters(self._model)
+        places = tuple((name, t.data_ptr(), _version(t), t.dtype) for name, t in named)
+        digest = config_digest(text_config(self._model.config))  # the attention implementation can be switched, too
+        return places, digest, _sample([t for _, t in named]), _adapters(self._model)
 
 
 def _sample(tensors: list[torch.Tensor]) -> str:
@@ -69,13 +72,26 @@ def _sample(tensors: list[torch.Tensor]) -> str:
     return hasher.hexdigest()
 
 
+def _version(tensor: torch.Tensor) -> int:
+    """How often it was written in place; tensors made in inference mode do not count."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def _tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers, but for rotary frequencies: they follow from the configuration, and some models write
+    them anew as prompts get longer."""
     yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)
+    yield from (x for x in model.named_buffers(remove_duplicate=False) if not x[0].endswith("inv_freq"))
 
 
-def _active_adapters(model: Any) -> tuple[str, ...]:
-    """Names of the adapters in use (transformers raises when there were never any)."""
-    if not getattr(model, "_hf_peft_config_loaded", False):
-        return ()
-    return tuple(model.active_adapters())
+_ADAPTER_SETTINGS = ("active_adapters", "disable_adapters", "scaling", "merged_adapters")
+
+
+def _adapters(model: Any) -> tuple[Any, ...]:
+    """What decides how adapter layers (PEFT's) take part: which are active or merged, how strongly."""
+    found = []
+    for name, module in model.named_modules():
+        if type(module).__module__.startswith("peft."):
+            values = [(key, repr(getattr(module, key, None))) for key in _ADAPTER_SETTINGS]
+            found.append((name, *(x for x in values if "bound method" not in x[1])))
+    return tuple(found)
