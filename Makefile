@@ -1,7 +1,7 @@
 # Two commands matter: `make up` runs the deck, `make test` proves it. Both install what they need first.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help up test check lint types contracts stress bench lock clean
+.PHONY: help up test check lint types contracts stress bench coverage lock clean
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -55,8 +55,13 @@ browser:
 	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \
 	  || { echo "the browser tests need Chromium: install the package 'chromium' of your system and run this again"; exit 1; }; }
 
+coverage: $(STAMP)  ## lines of engine/ that its own tests run; fails under 95 %: about 20 minutes
+	@$(BIN)/coverage run --source=engine -m pytest tests/unit tests/contract tests/property tests/stress \
+	  tests/integration/test_engine_*.py tests/integration/test_memory_*.py tests/integration/test_faults.py tests/integration/test_hf_*.py
+	@$(BIN)/coverage report --skip-covered --show-missing --fail-under=95
+
 lock: $(STAMP)  ## write constraints.txt from what is installed now
 	@{ echo "# The resolved lock. Regenerate: \`make lock\`"; $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//'; } > constraints.txt
 
 clean:  ## remove the installation and caches; var/ (history, prefixes on disk) stays
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
