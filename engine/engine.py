@@ -447,7 +447,11 @@ class CacheEngine:
         return report.snapshot(self._ledger)
 
     def check(self) -> list[str]:
-        """Broken invariants in words; empty for a clean engine."""
+        """Broken invariants in words; empty for a clean engine with nothing under way.
+
+        Slots that a restore, a commit or a recode has taken and not yet published belong to no object and are told as
+        used by nobody; ask again once it has ended.
+        """
         self._tiers.sweep(wait=True)
         return report.check(self._ledger)
 

@@ -98,7 +98,6 @@ def test_damaged_objects_are_caught_shown_and_never_served_and_the_deck_recovers
 
 
 def wait_registered(deck: Deck) -> None:
-
     def registered() -> bool:
         with deck.client() as client:
             return any(row["id"] == "live" for row in client.engines())
