@@ -1,11 +1,35 @@
-"""Fixtures of the engine's tests: real engines, closed at the end, with freed memory poisoned."""
+"""Fixtures of many tests: real engines, closed at the end, with freed memory poisoned; real databases of both kinds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from databases import KINDS, Database, Databases, PostgresServer
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A Postgres server of this test process."""
+    server = PostgresServer()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def databases(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databases]:
+    """Makes databases of a kind, for tests that need another than `database`."""
+    made = Databases(lambda: request.getfixturevalue("postgres_server"), tmp_path)
+    yield made
+    made.forget()
+
+
+@pytest.fixture(params=KINDS)
+def database(request: pytest.FixtureRequest, databases: Databases) -> Database:
+    """An empty database with our schema: a test that asks for it runs on SQLite and on Postgres."""
+    return databases.new(request.param)
 
 
 @pytest.fixture

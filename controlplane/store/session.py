@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, TimeoutError
 from sqlalchemy.orm import Session
@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from controlplane.errors import ControlPlaneError, SchemaMismatch, Unavailable
 
 BUSY_TIMEOUT_MS = 5000
+DECIDING = 0x6B76_6463_0002  # advisory lock of a Postgres database; the other keys are in leader_postgres and env.py
 WRITES = "kvdeck_writes"  # execution option: this connection's transactions take the write lock at their start
 
 
@@ -47,6 +48,18 @@ class Store:
         SQLITE_BUSY at once when another wrote in between, and no timeout helps. Raises as `read` does.
         """
         with translated_errors(), Session(self._writer, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    @contextmanager
+    def decide(self) -> Iterator[Session]:
+        """A write session that no other decision overlaps: for whoever writes what follows from what they read.
+
+        SQLite has one writer anyway. On Postgres it holds an advisory lock until its transaction ends, so that two
+        control planes can neither submit one idempotency key twice nor revise the same revision. Raises as `read` does.
+        """
+        with self.write() as session:
+            if self.dialect == "postgresql":
+                session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": DECIDING})
             yield session
 
     def dispose(self) -> None:

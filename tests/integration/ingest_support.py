@@ -1,16 +1,13 @@
-"""Builds real OTLP payloads (SDK spans and points, the exporter's encoder) and real SQLite stores for the tests."""
+"""Builds real OTLP payloads (SDK spans and points, the exporter's encoder) and real stores for the tests."""
 
 from __future__ import annotations
 
 import datetime as dt
-import functools
 import json
-import shutil
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
+from databases import Database
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -24,7 +21,7 @@ from controlplane.ingest.engines import register_engine
 from controlplane.ingest.metrics import ingest_metrics
 from controlplane.ingest.outcome import IngestOutcome
 from controlplane.ingest.spans import ingest_traces
-from controlplane.store import Store, upgrade
+from controlplane.store import Store
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 30, tzinfo=dt.UTC)
 LIFE = 1_772_366_400_000_000_000  # a birth shortly before NOW, in nanoseconds
@@ -33,19 +30,9 @@ ENGINE = "engine-1"
 BOOT = "boot-1"
 
 
-@functools.cache
-def migrated_file() -> Path:
-    """One database built by the migrations; every test gets a copy."""
-    path = Path(tempfile.mkdtemp()) / "migrated.sqlite3"
-    upgrade(f"sqlite:///{path}")
-    return path
-
-
-def new_store(folder: Path, *engines: str) -> Store:
+def new_store(database: Database, *engines: str) -> Store:
     """A store of its own with these engines registered."""
-    path = folder / "store.sqlite3"
-    shutil.copy(migrated_file(), path)
-    store = Store(f"sqlite:///{path}")
+    store = database.open()
     for engine in engines:
         register(store, engine)
     return store

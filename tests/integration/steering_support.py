@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from databases import Database, free_port
 
 from controlplane.api.app import create_app
 from controlplane.api.client import ControlPlaneClient
@@ -155,15 +155,15 @@ class Deck:
     """A control plane that can be stopped and started again on the same port and database."""
 
     folder: Path
+    database: Database | None = None  # None: a SQLite file in the folder
     with_scheduler: bool = False
     port: int = 0
     tokens: dict[Role, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.settings = Settings(
-            database_url=f"sqlite:///{self.folder / 'deck.sqlite3'}", data_dir=self.folder, api_port=free_port()
-        )
-        upgrade(self.settings.database_url)
+        url = self.database.url if self.database else f"sqlite:///{self.folder / 'deck.sqlite3'}"
+        self.settings = Settings(database_url=url, data_dir=self.folder, api_port=free_port())
+        upgrade(url)
         self.store = Store(self.settings.database_url)
         with self.store.write() as session:
             self.tokens = {role: issue_token(session, f"test-{role.word}", role, ttl=None) for role in Role}
@@ -205,18 +205,10 @@ class Deck:
         )
 
 
-def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
-def running_deck(folder: Path, *, with_scheduler: bool = False) -> Iterator[Deck]:
+def running_deck(folder: Path, database: Database | None = None, *, with_scheduler: bool = False) -> Iterator[Deck]:
     """A control plane that answers, until the block ends."""
-    deck = Deck(folder, with_scheduler=with_scheduler)
+    deck = Deck(folder, database, with_scheduler=with_scheduler)
     deck.start()
     try:
         yield deck

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from databases import Database
 from sqlalchemy import select
 from steering_support import Deck, SmallEngine, prefix_id, running_agent, running_deck, wait_for
 
@@ -23,8 +24,8 @@ from controlplane.store.models import Command, Engine, Prefix
 
 
 @pytest.fixture
-def deck(tmp_path: Path) -> Iterator[Deck]:
-    with running_deck(tmp_path) as running:
+def deck(tmp_path: Path, database: Database) -> Iterator[Deck]:
+    with running_deck(tmp_path, database) as running:
         yield running
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from databases import free_port
 from opentelemetry.sdk.trace import TracerProvider
 from sqlalchemy import select
-from steering_support import Deck, add_engine, free_port, prefix_id, wait_for
+from steering_support import Deck, add_engine, prefix_id, wait_for
 
 from controlplane.auth import Role
 from controlplane.clock import utc_now

@@ -13,13 +13,14 @@ import pytest
 from fastapi import FastAPI
 from ingest_support import BOOT, ENGINE, PREFIX, Spans, counter, gauge, new_store, points, traces
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-from sqlalchemy import text
+from sqlalchemy import select
 
 from controlplane.api.app import create_app
 from controlplane.auth import Role, issue_token
 from controlplane.clock import utc_now
 from controlplane.settings import Settings
 from controlplane.store import Store
+from controlplane.store.models import Engine
 
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 
@@ -68,8 +69,8 @@ class Api:
 
 
 @pytest.fixture
-def api(tmp_path):
-    store = new_store(tmp_path, ENGINE)
+def api(database):
+    store = new_store(database, ENGINE)
     yield Api(store)
     store.dispose()
 
@@ -162,8 +163,8 @@ def test_bytes_that_are_no_export_are_refused_with_the_reason(api, body, headers
     assert error_of(response)["code"] == code
 
 
-def test_bodies_are_bounded_as_sent_and_as_inflated(tmp_path):
-    store = new_store(tmp_path, ENGINE)
+def test_bodies_are_bounded_as_sent_and_as_inflated(database):
+    store = new_store(database, ENGINE)
     api = Api(store, ingest_max_bytes=1000)
     assert error_of(api.send("/v1/traces", b"x" * 1001))["code"] == "otlp_body"
     bomb = gzip.compress(b"\0" * 100_000)
@@ -232,13 +233,15 @@ def test_a_locked_database_is_503_with_when_to_try_again(api):
 
     def hold() -> None:
         with api.store.write() as session:
-            session.execute(text("SELECT 1"))
+            session.execute(select(Engine).with_for_update())  # SQLite locks the file, Postgres the row
             held.set()
             release.wait(30)
 
     impatient = Store(api.store.url)
     with impatient.engine.connect() as connection:
-        connection.exec_driver_sql("PRAGMA busy_timeout=1")
+        wait = "PRAGMA busy_timeout=1" if impatient.dialect == "sqlite" else "SET lock_timeout = '10ms'"
+        connection.exec_driver_sql(wait)
+        connection.commit()
     api.client.app.state.store = impatient
     holder = threading.Thread(target=hold)
     holder.start()
@@ -289,7 +292,7 @@ def test_a_one_time_link_becomes_a_session_once(api):
 def test_health_and_metrics_need_no_token_and_name_no_prefix(api):
     api.send("/v1/traces", a_batch())
     api.send("/v1/traces", b"junk")
-    assert api.client.get("/healthz").json() == {"status": "ok", "database": "sqlite"}
+    assert api.client.get("/healthz").json() == {"status": "ok", "database": api.store.dialect}
     response = api.client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = response.text.splitlines()
@@ -308,7 +311,7 @@ def test_engines_show_health_and_sync_apart(api):
     assert engine["snapshot_wanted"]
 
 
-def test_background_work_lives_as_long_as_the_app(tmp_path):
+def test_background_work_lives_as_long_as_the_app(tmp_path, database):
     calls: list[str] = []
 
     class Recorder:
@@ -318,7 +321,7 @@ def test_background_work_lives_as_long_as_the_app(tmp_path):
         def stop(self) -> None:
             calls.append("stop")
 
-    store = new_store(tmp_path)
+    store = new_store(database)
     app = create_app(Settings(database_url=store.url, data_dir=tmp_path), store, background=Recorder())
 
     async def live() -> None:

@@ -15,8 +15,8 @@ from controlplane.store import Store, models, queries
 
 
 @pytest.fixture
-def store(tmp_path):
-    store = new_store(tmp_path, ENGINE)
+def store(database):
+    store = new_store(database, ENGINE)
     yield store
     store.dispose()
 

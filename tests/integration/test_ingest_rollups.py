@@ -17,8 +17,8 @@ HOUR = TimeRange(NOW - dt.timedelta(hours=1), NOW + dt.timedelta(hours=1))
 
 
 @pytest.fixture
-def store(tmp_path):
-    store = new_store(tmp_path, ENGINE)
+def store(database):
+    store = new_store(database, ENGINE)
     yield store
     store.dispose()
 

@@ -16,8 +16,8 @@ LATER = NOW + dt.timedelta(minutes=5)
 
 
 @pytest.fixture
-def store(tmp_path):
-    store = new_store(tmp_path, ENGINE)
+def store(database):
+    store = new_store(database, ENGINE)
     yield store
     store.dispose()
 

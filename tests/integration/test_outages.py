@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from databases import Database
 from live_support import SPEC, Live, engine_config, prompt
 from sqlalchemy import func, select
 from steering_support import Deck, wait_for
@@ -30,8 +31,8 @@ def registered(deck: Deck) -> bool:
         return session.scalar(select(Engine.id)) is not None
 
 
-def test_an_engine_serves_through_outages_and_its_history_has_no_gap(tmp_path: Path) -> None:
-    deck = Deck(tmp_path)
+def test_an_engine_serves_through_outages_and_its_history_has_no_gap(tmp_path: Path, database: Database) -> None:
+    deck = Deck(tmp_path, database)
     try:
         config = engine_config(tmp_path / "engine")
         with engine_on_deck(SPEC, config, url=deck.url, token=deck.tokens[Role.ENGINE]) as engine:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from databases import Database
 from sqlalchemy import select
 from steering_support import (
     ENGINE,
@@ -30,8 +31,8 @@ from controlplane.store.models import Alert, Engine, HistoryGap
 
 
 @pytest.fixture
-def deck(tmp_path: Path) -> Iterator[Deck]:
-    with running_deck(tmp_path) as running:
+def deck(tmp_path: Path, database: Database) -> Iterator[Deck]:
+    with running_deck(tmp_path, database) as running:
         add_engine(running, utc_now())
         yield running
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from databases import Database
 from sqlalchemy import func, select
 from steering_support import (
     ENGINE,
@@ -29,8 +30,8 @@ from controlplane.store.models import Audit, Command
 
 
 @pytest.fixture
-def deck(tmp_path: Path) -> Iterator[Deck]:
-    with running_deck(tmp_path) as running:
+def deck(tmp_path: Path, database: Database) -> Iterator[Deck]:
+    with running_deck(tmp_path, database) as running:
         add_engine(running, utc_now())
         yield running
 

@@ -1,58 +1,28 @@
-"""Leadership, and one pass through the write door, on a real Postgres that lives as long as this module's tests."""
+"""Leadership, and one pass through the write door, on a real Postgres."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
+from databases import Databases
 from sqlalchemy import text
-from steering_support import ENGINE, NOW, deed, draft, free_port
+from steering_support import ENGINE, NOW, deed, draft
 
 from controlplane.ingest.engines import register_engine
 from controlplane.settings import Settings
 from controlplane.steering import commands, desired
 from controlplane.steering.leader_postgres import AdvisoryLockLeadership
 from controlplane.steering.scheduler import Scheduler
-from controlplane.store import Store, upgrade
-
-UNPRIVILEGED = "postgres"  # initdb refuses root; Debian's package brings this user
-
-
-def run_as_owner(*command: str) -> None:
-    """Runs a Postgres tool, not as root."""
-    as_owner = ["runuser", "-u", UNPRIVILEGED, "--"] if os.getuid() == 0 else []
-    subprocess.run([*as_owner, *command], check=True, capture_output=True)
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    """The URL of a throwaway database with our schema."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not found:
-        pytest.fail("no Postgres server is installed here; `make test` installs one")
-    tools, port = found[-1].parent, free_port()
-    with TemporaryDirectory() as folder:
-        Path(folder).chmod(0o777)
-        data = f"{folder}/data"
-        run_as_owner(str(tools / "initdb"), "-D", data, "-A", "trust", "-U", "kvdeck", "--no-sync")
-        options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
-        run_as_owner(str(tools / "pg_ctl"), "-D", data, "-o", options, "-l", f"{folder}/log", "-w", "start")
-        try:
-            url = f"postgresql://kvdeck@127.0.0.1:{port}/postgres"
-            upgrade(url)
-            yield url
-        finally:
-            run_as_owner(str(tools / "pg_ctl"), "-D", data, "-m", "immediate", "-w", "stop")
+from controlplane.store import Store
 
 
 @pytest.fixture
-def stores(postgres: str) -> Iterator[tuple[Store, Store]]:
+def stores(databases: Databases) -> Iterator[tuple[Store, Store]]:
     """Two control planes' stores on one database."""
-    pair = Store(postgres), Store(postgres)
+    database = databases.new("postgresql")
+    pair = database.open(), database.open()
     yield pair
     for store in pair:
         store.dispose()
@@ -83,7 +53,7 @@ def test_a_leader_that_lost_its_connection_notices_and_follows(stores: tuple[Sto
     second.release()
 
 
-def test_the_write_door_and_the_sweeps_work_on_postgres(stores: tuple[Store, Store], postgres: str) -> None:
+def test_the_write_door_and_the_sweeps_work_on_postgres(stores: tuple[Store, Store]) -> None:
     store = stores[0]
     with store.write() as session:
         register_engine(
@@ -94,7 +64,7 @@ def test_the_write_door_and_the_sweeps_work_on_postgres(stores: tuple[Store, Sto
         assert commands.submit(session, deed(), draft(idempotency_key="once-only")).id == command.id
         desired.revise(session, deed(), engine_id=ENGINE, changes={"mode": "bypass"})
         assert len(commands.take_waiting(session, ENGINE, NOW)) == 1
-    scheduler = Scheduler(store, Settings(database_url=postgres, data_dir=Path("unused")))
+    scheduler = Scheduler(store, Settings(database_url=store.url, data_dir=Path("unused")))
     scheduler.start()
     scheduler.sweep()
     scheduler.stop()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from databases import Database
 from sqlalchemy import func, select
 from steering_support import (
     ENGINE,
@@ -31,8 +32,8 @@ from controlplane.store.models import Command, Engine, Policy, PolicyRun
 
 
 @pytest.fixture
-def deck(tmp_path: Path) -> Iterator[Deck]:
-    with running_deck(tmp_path) as running:
+def deck(tmp_path: Path, database: Database) -> Iterator[Deck]:
+    with running_deck(tmp_path, database) as running:
         add_engine(running, utc_now())
         yield running
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from databases import Database
 from steering_support import (
     ENGINE,
     NOW,
@@ -26,8 +27,8 @@ from controlplane.store.models import Command, Engine
 
 
 @pytest.fixture
-def deck(tmp_path: Path) -> Iterator[Deck]:
-    with running_deck(tmp_path) as running:
+def deck(tmp_path: Path, database: Database) -> Iterator[Deck]:
+    with running_deck(tmp_path, database) as running:
         add_engine(running, utc_now())
         yield running
 

@@ -17,8 +17,8 @@ HOUR = dt.timedelta(hours=1)
 
 
 @pytest.fixture
-def store(tmp_path):
-    store = new_store(tmp_path)
+def store(database):
+    store = new_store(database)
     yield store
     store.dispose()
 

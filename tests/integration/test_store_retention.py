@@ -18,8 +18,8 @@ DAY = dt.timedelta(days=1)
 
 
 @pytest.fixture
-def store(tmp_path):
-    store = new_store(tmp_path, ENGINE)
+def store(database):
+    store = new_store(database, ENGINE)
     yield store
     store.dispose()
 

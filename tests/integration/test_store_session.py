@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-import sqlite3
 import threading
-from contextlib import closing
+from contextlib import suppress
 
 import pytest
 from ingest_support import ENGINE, NOW, new_store
 from sqlalchemy import select, text
-from sqlalchemy.exc import IntegrityError, StatementError
+from sqlalchemy.exc import IntegrityError, InternalError, StatementError
 
 from controlplane.errors import Unavailable
 from controlplane.store import Store, models
@@ -19,8 +18,8 @@ from controlplane.store.session import normalise_url
 
 
 @pytest.fixture
-def store(tmp_path):
-    store = new_store(tmp_path, ENGINE)
+def store(database):
+    store = new_store(database, ENGINE)
     yield store
     store.dispose()
 
@@ -34,9 +33,21 @@ def actors(store: Store) -> list[str]:
         return list(session.scalars(select(models.Audit.actor)))
 
 
-def pragma(store: Store, name: str) -> object:
+def setting(store: Store, statement: str) -> object:
     with store.read() as session:
-        return session.execute(text(f"PRAGMA {name}")).scalar()
+        return session.execute(text(statement)).scalar()
+
+
+SETTINGS = {
+    "sqlite": {
+        "PRAGMA journal_mode": "wal",
+        "PRAGMA synchronous": 1,
+        "PRAGMA busy_timeout": 5000,
+        "PRAGMA foreign_keys": 1,
+        "PRAGMA temp_store": 2,
+    },
+    "postgresql": {"SHOW lock_timeout": "5s", "SHOW timezone": "UTC", "SHOW transaction_read_only": "on"},
+}
 
 
 def test_a_write_is_committed_when_its_block_ends(store):
@@ -58,46 +69,56 @@ def test_a_write_whose_block_raises_leaves_nothing(store):
 
 
 def test_what_a_read_session_changes_is_dropped(store):
-    with store.read() as session:
+    # Postgres refuses it at once.
+    with suppress(InternalError), store.read() as session:
         session.add(audit_row())
         session.flush()
     assert actors(store) == []
 
 
 def test_connections_have_the_settings_that_were_measured(store):
-    assert pragma(store, "journal_mode") == "wal"
-    assert pragma(store, "synchronous") == 1
-    assert pragma(store, "busy_timeout") == 5000
-    assert pragma(store, "foreign_keys") == 1
-    assert pragma(store, "temp_store") == 2
+    for statement, value in SETTINGS[store.dialect].items():
+        assert setting(store, statement) == value, statement
 
 
-def test_a_write_takes_the_lock_before_its_first_read(store):
-    with closing(sqlite3.connect(normalise_url(store.url).database, timeout=0)) as other, store.write() as session:
+def impatient(url: str) -> Store:
+    """A store that waits for a lock for a moment only."""
+    store = Store(url)
+    with store.engine.connect() as connection:  # goes back to the pool, from which the next session takes it
+        if store.dialect == "sqlite":
+            connection.exec_driver_sql("PRAGMA busy_timeout=1")
+        else:
+            connection.exec_driver_sql("SET lock_timeout = '10ms'")
+            connection.commit()
+    return store
+
+
+def test_a_decision_takes_its_lock_before_its_first_read(store):
+    other = impatient(store.url)
+    with store.decide() as session:
         session.execute(select(models.Engine.id)).all()
-        with pytest.raises(sqlite3.OperationalError, match="locked"):
-            other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(Unavailable) as caught, other.decide() as late:
+            late.execute(select(models.Engine.id))
+    other.dispose()
+    assert caught.value.code == "database_locked"
+    assert caught.value.retry_after_seconds > 0
 
 
-def test_a_database_that_stays_locked_is_unavailable(store):
-    other = Store(store.url)
-    with store.write() as session, other.engine.connect() as connection:
+def test_what_waits_for_a_lock_in_vain_writes_nothing(store):
+    other = impatient(store.url)
+    with store.decide() as session:
         session.add(audit_row())
         session.flush()
-        connection.exec_driver_sql("PRAGMA busy_timeout=1")
-        connection.close()  # back to the pool, from which the next session takes it
-        with pytest.raises(Unavailable) as caught, other.write() as late:
+        with pytest.raises(Unavailable), other.decide() as late:
             late.add(audit_row("late"))
-        assert caught.value.code == "database_locked"
-        assert caught.value.retry_after_seconds > 0
     other.dispose()
     assert actors(store) == ["someone"]
 
 
-def test_writers_in_many_threads_wait_for_each_other(store):
+def test_decisions_in_many_threads_wait_for_each_other(store):
     def read_then_write():
         for _ in range(10):
-            with store.write() as session:
+            with store.decide() as session:
                 count = len(session.scalars(select(models.Audit.id)).all())
                 session.add(audit_row(str(count)))
 
