@@ -7,7 +7,8 @@ from sqlalchemy import Connection, text
 
 from controlplane.store.models import Base
 
-UPGRADE_LOCK = 0x6B766465636B  # "kvdeck": one upgrade at a time a Postgres database
+# One upgrade at a time a Postgres database. Not the leader's lock: a leader holds that one for as long as it leads.
+UPGRADE_LOCK = 0x6B76_6463_0001
 
 
 def run(connection: Connection) -> None:

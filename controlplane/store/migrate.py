@@ -15,8 +15,8 @@ from controlplane.errors import SchemaMismatch
 from controlplane.store.session import WRITES, normalise_url, open_engine, translated_errors
 
 
-def upgrade(url: str) -> str:
-    """Bring the schema to this code's revision and return it. One transaction: it applies wholly or not at all.
+def upgrade(url: str, to: str = "head") -> str:
+    """Bring the schema to a revision, this code's newest, and return it. One transaction: wholly or not at all.
 
     Safe to call from several processes at once. Raises SchemaMismatch when the database is newer than this code.
     """
@@ -28,10 +28,10 @@ def upgrade(url: str) -> str:
     try:
         with translated_errors(), engine.execution_options(**{WRITES: True}).begin() as connection:
             _refuse_newer(_revision(connection))
-            command.upgrade(_config(connection), "head")
+            command.upgrade(_config(connection), to)
     finally:
         engine.dispose()
-    return head_revision()
+    return head_revision() if to == "head" else to
 
 
 def current_revision(url: str) -> str | None:
@@ -65,6 +65,11 @@ def head_revision() -> str:
     return head
 
 
+def revisions() -> list[str]:
+    """Every revision this code has, oldest first."""
+    return [script.revision for script in ScriptDirectory.from_config(_config(None)).walk_revisions()][::-1]
+
+
 def _config(connection: Connection | None) -> Config:
     config = Config()
     config.set_main_option("script_location", str(Path(migrations.__file__).parent).replace("%", "%%"))
@@ -79,8 +84,7 @@ def _revision(connection: Connection) -> str | None:
 def _refuse_newer(revision: str | None) -> None:
     if revision is None:
         return
-    known = {script.revision for script in ScriptDirectory.from_config(_config(None)).walk_revisions()}
-    if revision not in known:
+    if revision not in revisions():
         raise SchemaMismatch(
             "schema_newer",
             f"The database is at revision {revision}; the newest this kvdeck knows is {head_revision()}.",
