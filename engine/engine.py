@@ -447,10 +447,9 @@ class CacheEngine:
         return report.snapshot(self._ledger)
 
     def check(self) -> list[str]:
-        """Broken invariants in words; empty for a clean engine with nothing under way.
+        """Broken invariants in words; empty for a clean engine at any moment, whatever other threads are doing.
 
-        Slots that a restore, a commit or a recode has taken and not yet published belong to no object and are told as
-        used by nobody; ask again once it has ended.
+        It looks at every prefix, slot and file under the engine lock: requests wait for it.
         """
         self._tiers.sweep(wait=True)
         return report.check(self._ledger)

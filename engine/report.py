@@ -8,7 +8,7 @@ from typing import Any
 from engine.consistency.prefix import CauseOf, Transition
 from engine.consistency.state import Cause, State
 from engine.memory.holding import Holding, Tier
-from engine.model.objects import ObjectKind
+from engine.model.objects import BOUNDARY_KINDS, ObjectKind
 from engine.schedule.ledger import Ledger, PrefixNode
 from engine.schedule.pace import PrefillPace
 from engine.schedule.queues import FormQueues
@@ -135,8 +135,9 @@ def _codec_row(history: Holding | None) -> dict[str, Any]:
 def check(ledger: Ledger) -> list[str]:
     """Every broken invariant, in words; an empty list is a clean engine.
 
-    Every tier balances (free + live = total), every used slot belongs to exactly one holding, every file is used,
-    states agree with where objects are, leases are counted right, versions are at least 1.
+    Every tier balances (free + live = total), every used slot belongs to exactly one holding or is on its way to one
+    (schedule/underway.py), every file is used or being written, states agree with where objects are, leases are counted
+    right, versions are at least 1. Each locked step leaves it so: whatever runs, there is no moment to wait for.
     """
     with ledger.lock:
         found = list(ledger.tiers.gpu.violations())
@@ -170,13 +171,21 @@ def _check_slots(ledger: Ledger, nodes: list[PrefixNode], tier: Tier) -> list[st
             owned.setdefault(copy.page_class, []).extend(copy.slots.tolist())
             if len(copy.slots) != holding.n_pages:
                 return [f"{tier}: a holding of {holding.n_pages} pages has {len(copy.slots)} slots"]
+    coming: dict[str, int] = {}
+    for page_class, on_their_way in ledger.underway.of(tier):
+        owned.setdefault(page_class, []).extend(on_their_way.tolist())
+        coming[page_class] = coming.get(page_class, 0) + len(on_their_way)
     found = []
     for name, usage in arena.usage().items():
         slots = owned.get(name, [])
         if len(set(slots)) != len(slots):
             found.append(f"{tier}: class {name}: a slot belongs to two objects")
         if len(slots) != usage.used_slots:
-            found.append(f"{tier}: class {name}: {usage.used_slots} slots are used, objects own {len(slots)}")
+            n = coming.get(name, 0)
+            found.append(
+                f"{tier}: class {name}: {usage.used_slots} slots are used, objects own {len(slots) - n}, {n} are on "
+                "their way"
+            )
     return found
 
 
@@ -189,7 +198,7 @@ def _check_disk(ledger: Ledger, nodes: list[PrefixNode]) -> list[str]:
         if holding.disk is not None:
             live[holding.disk.file.name] = live.get(holding.disk.file.name, 0) + holding.disk.n_pages
     leaving = {file.name for file in (*ledger.tiers.doomed, *ledger.tiers.damaged)}
-    found = disk.violations(leaving)
+    found = disk.violations(leaving, ledger.underway.disk_bytes)
     for name, file in disk.files.items():
         if live.get(name, 0) != file.live_pages:
             found.append(f"disk: {name} counts {file.live_pages} live pages, prefixes refer to {live.get(name, 0)}")
@@ -252,11 +261,12 @@ def _check_namespaces(ledger: Ledger, nodes: list[PrefixNode]) -> list[str]:
             found.append(f"namespace {name!r}: {n_bytes} bytes in {n} prefixes are held, fewer are in the books")
     blocks = [b for node in nodes for c in node.record.checkpoints.values() for b in c.blocks.values()]
     n_bytes = sum(block.gpu.total_bytes for block in blocks if block.gpu is not None)
-    if ledger.checkpoint_gpu_bytes != n_bytes or ledger.checkpoint_arriving_bytes < 0:
-        found.append(
-            f"checkpoints: {ledger.checkpoint_gpu_bytes} GPU bytes in the books, {n_bytes} are held; "
-            f"{ledger.checkpoint_arriving_bytes} on their way"
-        )
+    if ledger.checkpoint_gpu_bytes != n_bytes:
+        found.append(f"checkpoints: {ledger.checkpoint_gpu_bytes} GPU bytes in the books, {n_bytes} are held")
+    sizes = ledger.tiers.gpu
+    coming = sum(len(s) * sizes.slot_bytes(c) for c, s in ledger.underway.of(Tier.GPU) if c in BOUNDARY_KINDS)
+    if (booked := ledger.underway.checkpoint_bytes) != coming:
+        found.append(f"checkpoints: {booked} GPU bytes in the books are on their way, {coming} are in somebody's hand")
     if books.total_bytes != sum(books.gpu_bytes.values()):
         found.append(f"namespaces: {books.total_bytes} bytes in all, {sum(books.gpu_bytes.values())} by name")
     return found

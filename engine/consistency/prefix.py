@@ -88,7 +88,6 @@ class PrefixRecord:
     pinned_until_ns: int = 0  # wall clock; an operator's pin
     gpu_bytes: int = 0  # as its namespace's books count it: what is on the GPU, and `arriving_bytes` while busy
     arriving_bytes: int = 0  # GPU slots taken for it by a restore that has not mapped them yet
-    arriving_checkpoint_bytes: int = 0  # and of these, of checkpoints
     tokens_served: int = 0
     served_ns: int = 0  # monotonic
     resident: bool = True  # every span object on the GPU (kept by `refresh`)

@@ -331,21 +331,25 @@ class DiskTier:
                 f"disk: {what} cannot be read (no answer in time); check the device, then start again"
             ) from error
 
-    def violations(self, leaving: set[str]) -> list[str]:
+    def violations(self, leaving: set[str], reserved_bytes: int = 0) -> list[str]:
         """Files on disk and files in the books must be the same set (but for those `leaving` or being published); no
-        temporary file is left; bytes must add up."""
+        temporary file is left; bytes must add up with what is reserved for files being written."""
         found = []
+        underway = set(self._underway)  # before the look and after it: others begin and fail meanwhile
         names = {file.name for file in SystemDevice().scan(self._objects)}  # with its own eyes, whatever is injected
-        allowed = leaving | self._underway | {path.name for path in list(self.leftovers)}
+        underway |= set(self._underway)
+        allowed = leaving | underway | {path.name for path in list(self.leftovers)}
         there = {name for name in names if not name.endswith(".tmp")}
         if leaked := there - self.files.keys() - allowed:
             found.append(f"disk: {len(leaked)} files nobody refers to, e.g. {min(leaked)}")
-        written = {f"{name.removesuffix('.safetensors')}.tmp" for name in self._underway}
+        written = {f"{name.removesuffix('.safetensors')}.tmp" for name in underway}
         if left := names - there - written - allowed:
             found.append(f"disk: {len(left)} temporary files nobody writes, e.g. {min(left)}")
         counted = sum(f.file_bytes for f in self.files.values())
-        if counted != self.used_bytes:
-            found.append(f"disk: {self.used_bytes:,} bytes counted, files have {counted:,}")
+        if counted + reserved_bytes != self.used_bytes:
+            found.append(
+                f"disk: {self.used_bytes:,} bytes counted, files have {counted:,}, {reserved_bytes:,} are reserved"
+            )
         odd = [f for f in self.files.values() if not 0 < f.live_pages <= f.n_pages]
         return found + [f"disk: {f.name} has {f.live_pages} live of {f.n_pages} pages" for f in odd]
 

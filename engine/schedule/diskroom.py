@@ -89,13 +89,15 @@ class DiskRoom:
             codec=copy.meta, written_ns=ledger.clock.wall_ns(), odd_pages=_odd_pages(node.record),
         )  # fmt: skip
         try:
-            file = self._tiers.write_file(disk.next_name(header), header, data, sums, tokens)
+            with ledger.lock:
+                name = disk.next_name(header)
+            file = self._tiers.write_file(name, header, data, sums, tokens)
         except EngineError:
             with ledger.lock:
-                disk.unreserve(guess_bytes)
+                ledger.underway.unreserve_disk(guess_bytes)
             return False
         with ledger.lock:
-            disk.unreserve(guess_bytes - file.file_bytes)
+            ledger.underway.unreserve_disk(guess_bytes, file.file_bytes)
             disk.record(file)
             holding.disk = DiskCopy(file, copy.page_class, 0, holding.n_pages, copy.meta, copy.page_bytes)
             ledger.place(node)
@@ -118,7 +120,7 @@ class DiskRoom:
         for _ in range(_TRIES):
             with ledger.lock:
                 cap = ledger.caps.disk_bytes
-                if (cap is None or disk.used_bytes + n_bytes <= cap) and disk.reserve(n_bytes):
+                if (cap is None or disk.used_bytes + n_bytes <= cap) and ledger.underway.reserve_disk(n_bytes):
                     return True
                 leaving = disk.leaving_bytes > 0
                 if not leaving and not (may_evict and self.shed(wanting, cause)):

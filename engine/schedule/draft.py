@@ -12,7 +12,7 @@ from engine.consistency.admission import refusal
 from engine.consistency.prefix import CauseOf
 from engine.consistency.state import Cause
 from engine.errors import OutOfMemory, StateMismatch
-from engine.memory.holding import SlotCopy, Tier
+from engine.memory.holding import SlotCopy
 from engine.memory.layout import check_range, pack_block, pack_pages
 from engine.model.objects import ObjectKind
 from engine.schedule.ledger import Ledger, PrefixNode
@@ -43,12 +43,17 @@ class Draft:
     content: int
     booked_prefixes: int = 0  # counted as its namespace's until it is published or given back
     booked_bytes: int = 0
-    checkpoint_bytes: int = 0  # taken, and counted to the checkpoints' budget as on their way
     odd_pages: frozenset[int] = frozenset()
     spans: dict[ObjectKind, SlotCopy] = field(default_factory=dict)
     blocks: dict[int, dict[ObjectKind, SlotCopy]] = field(default_factory=dict)
     refreshed: list[Refresh] = field(default_factory=list)
     published: bool = False  # the tree owns the slots now; giving them back would free what others can read
+
+    @property
+    def copies(self) -> list[SlotCopy]:
+        found = [*self.spans.values()]
+        found += [copy for blocks in self.blocks.values() for copy in blocks.values()]
+        return found + [copy for refresh in self.refreshed for copy in refresh.copies.values()]
 
 
 class Drafts:
@@ -111,13 +116,10 @@ class Drafts:
             for kind, n in wanted.items():
                 slots = self._room.take_gpu(str(kind), n, _PRESSURE, namespace=draft.namespace)
                 blocks[kind] = self._tiers.new_copy(kind, slots)
-                draft.checkpoint_bytes += blocks[kind].total_bytes
         except OutOfMemory:
             with self._ledger.lock:
                 for copy in draft.blocks.pop(boundary).values():
-                    self._tiers.free_slots(Tier.GPU, copy)
-                    draft.checkpoint_bytes -= copy.total_bytes
-                    self._ledger.checkpoint_arriving_bytes -= copy.total_bytes
+                    self._ledger.underway.give_back(copy.slots)
             self._ledger.count_dropped("checkpoint_budget", 1)
 
     def write(self, draft: Draft, state: NewState | None) -> str:
@@ -156,17 +158,18 @@ class Drafts:
             self.unbook(draft)
             if draft.published:
                 return
-            copies = [*draft.spans.values()]
-            copies += [c for blocks in draft.blocks.values() for c in blocks.values()]
-            copies += [c for refresh in draft.refreshed for c in refresh.copies.values()]
-            for copy in copies:
-                self._tiers.free_slots(Tier.GPU, copy)
+            for copy in draft.copies:
+                self._ledger.underway.give_back(copy.slots)
             draft.spans, draft.blocks, draft.refreshed = {}, {}, []
+
+    def landed(self, draft: Draft) -> None:
+        """From this locked step on the tree has its slots; the publisher frees what it does not want. Under the lock."""
+        draft.published = True
+        for copy in draft.copies:
+            self._ledger.underway.landed(copy.slots)
 
     def unbook(self, draft: Draft) -> None:
         """What it was counted as having on the way is held now, or given up. Under the lock."""
-        self._ledger.checkpoint_arriving_bytes -= draft.checkpoint_bytes
-        draft.checkpoint_bytes = 0
         if draft.booked_bytes or draft.booked_prefixes:
             self._ledger.unbook(draft.namespace, draft.booked_prefixes, draft.booked_bytes)
             draft.booked_prefixes = draft.booked_bytes = 0

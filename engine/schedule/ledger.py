@@ -27,6 +27,7 @@ from engine.memory.holding import Holding, Tier
 from engine.memory.tiers import Tiers
 from engine.model.objects import BOUNDARY_KINDS, ObjectKind, PrefixLayouts
 from engine.model.spec import ModelSpec
+from engine.schedule.underway import Underway
 from engine.schedule.validation import VALIDATION_OF, Check, Validation, Verdict
 from engine.telemetry.ring import NO_SPAN, Ring, SpanContext, new_span
 
@@ -97,6 +98,7 @@ class Ledger:
             self.lock, freed_slots=lambda: tiers.gpu.freed_slots, reads_given=tiers.reads_given
         )  # fmt: skip
         self.leases = LeaseTable(clock, lease_s)
+        self.underway = Underway(tiers)
         self.index: RadixIndex[PrefixRecord] = RadixIndex(spec.page_tokens, spec.fingerprint, self._root_record)
         self.nodes: dict[str, PrefixNode] = {}
         self.orders: dict[Tier, LeastRecentlyUsed[PrefixNode]] = {
@@ -104,7 +106,6 @@ class Ledger:
         }
         self.checkpoints: LeastRecentlyUsed[tuple[PrefixNode, str]] = LeastRecentlyUsed(_namespace_of_checkpoint)
         self.checkpoint_gpu_bytes = 0
-        self.checkpoint_arriving_bytes = 0  # GPU slots taken for checkpoints that do not hang on their prefix yet
         self.eviction: EvictionRule = OldestFirst()
         self.namespaces = NamespaceBooks()
         self.pins = PinBooks(tiers.gpu.total_bytes, pin_budget_ratio)
@@ -259,9 +260,8 @@ class Ledger:
         gpu = gpu_bytes > 0
         if record.busy:
             gpu_bytes += record.arriving_bytes
-        elif record.arriving_bytes:
-            self.checkpoint_arriving_bytes -= record.arriving_checkpoint_bytes
-            record.arriving_bytes = record.arriving_checkpoint_bytes = 0
+        else:
+            record.arriving_bytes = 0
         if gpu_bytes != record.gpu_bytes:
             self.namespaces.add_bytes(record.namespace, gpu_bytes - record.gpu_bytes)
             record.gpu_bytes = gpu_bytes

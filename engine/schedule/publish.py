@@ -197,9 +197,9 @@ class Publisher:
             if not any(self._cut_at(match.nodes, cut, span) for cut in (*cuts, match.pages) if cut <= match.pages):
                 break
             match = ledger.index.match(space, tokens)
+        self._drafts.landed(draft)
         self._trim(draft, match.pages)
         self._refresh(draft, cause, span)
-        draft.published = True
         parent = next((n for n in match.nodes if n.last_page == match.pages), None)
         path = [n for n in match.nodes if n.last_page <= match.pages]
         for cut in cuts:

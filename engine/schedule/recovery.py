@@ -193,7 +193,7 @@ class Recovery:
             self._tiers.put(copy, data, sums)
         except BaseException:
             with self._ledger.lock:
-                self._tiers.free_slots(Tier.GPU, copy)
+                self._ledger.underway.give_back(copy.slots)
             raise
 
     def _finish_node(self, node: PrefixNode, job: RestoreJob, outcome: _Outcome, start_ns: int) -> None:
@@ -221,6 +221,7 @@ class Recovery:
 
     def _attach(self, arrived: _Arrived) -> None:
         holding = arrived.holding
+        self._ledger.underway.landed(arrived.copy.slots)
         holding.gpu = arrived.copy
         if holding.kind in BOUNDARY_KINDS:
             self._ledger.checkpoint_gpu_bytes += arrived.copy.total_bytes

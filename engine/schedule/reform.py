@@ -152,7 +152,7 @@ class Reformer:
             self._tiers.put(copy, data)
         except BaseException:
             with self._ledger.lock:
-                self._tiers.free_slots(Tier.GPU, copy)
+                self._ledger.underway.give_back(copy.slots)
             raise
         return copy
 
@@ -168,8 +168,9 @@ class Reformer:
         if not work.refused and (not still or node.record.leases or ledger.graph.in_window):
             work.refused = "leased"
         if work.refused:
-            self._tiers.free_slots(Tier.GPU, copy)
+            ledger.underway.give_back(copy.slots)
             return
+        ledger.underway.landed(copy.slots)
         self._tiers.drop_gpu(work.holding)
         work.holding.gpu = copy
         ledger.graph.changed()
@@ -259,11 +260,14 @@ class Reformer:
                 swapped = copied and ledger.may_leave(node)
                 for copy, chosen, fresh in moves:
                     old = copy.slots[chosen]
-                    if swapped:
-                        slots = copy.slots.copy()
-                        slots[chosen] = fresh
-                        copy.slots = slots
-                    gpu.give(copy.page_class, old if swapped else fresh)
+                    if not swapped:
+                        ledger.underway.give_back(fresh)
+                        continue
+                    ledger.underway.landed(fresh)
+                    slots = copy.slots.copy()
+                    slots[chosen] = fresh
+                    copy.slots = slots
+                    gpu.give(copy.page_class, old)
         if not swapped:
             return 0, 0
         return sum(len(m[1]) for m in moves), sum(len(m[1]) * m[0].page_bytes for m in moves)
@@ -276,7 +280,10 @@ class Reformer:
         sparse = gpu.sparse_slabs(copy.page_class, SPARSE_RATIO)
         chosen = np.flatnonzero(np.isin(gpu.slab_of(copy.page_class, copy.slots), sparse)).astype(np.int32)[:max_pages]
         fresh = gpu.take_outside(copy.page_class, len(chosen), sparse) if len(chosen) else None
-        return None if fresh is None else (copy, chosen, fresh)
+        if fresh is None:
+            return None
+        self._ledger.underway.book(Tier.GPU, copy.page_class, fresh)
+        return copy, chosen, fresh
 
     # -- scrub ------------------------------------------------------------------------------------------------------
 

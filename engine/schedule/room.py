@@ -61,10 +61,8 @@ class Room:
         for _ in range(_TRIES):
             with ledger.lock:
                 if self._within_cap(page_class, n) and (not boundary_object or self._within_budget(page_class, n)):
-                    slots = self._tiers.gpu.take(page_class, n)
+                    slots = ledger.underway.take(Tier.GPU, page_class, n)
                     if slots is not None:
-                        if boundary_object:
-                            self._count_arriving(n * self._tiers.gpu.slot_bytes(page_class), into)
                         return slots
                 whom = For(namespace)
                 if ledger.graph.in_window:
@@ -142,12 +140,6 @@ class Room:
             node.record.arriving_bytes += n_bytes
             node.record.gpu_bytes += n_bytes
 
-    def _count_arriving(self, n_bytes: int, into: PrefixNode | None) -> None:
-        """Slots of a checkpoint are on its budget from here on; a commit's draft remembers them, or the prefix."""
-        self._ledger.checkpoint_arriving_bytes += n_bytes
-        if into is not None:
-            into.record.arriving_checkpoint_bytes += n_bytes
-
     def keep_own_limits(self) -> None:
         """Let every namespace, and the checkpoints, leave what their caps and budget no longer allow."""
         ledger = self._ledger
@@ -171,7 +163,7 @@ class Room:
 
     def _within_budget(self, page_class: str, n: int) -> bool:
         n_bytes = n * self._tiers.gpu.slot_bytes(page_class)
-        held_bytes = self._ledger.checkpoint_gpu_bytes + self._ledger.checkpoint_arriving_bytes
+        held_bytes = self._ledger.checkpoint_gpu_bytes + self._ledger.underway.checkpoint_bytes
         return held_bytes + n_bytes <= self._budget_bytes
 
     def _shed_checkpoint(self, cause: CauseOf, whom: For) -> bool:
@@ -288,15 +280,16 @@ class Room:
         try:
             data, copy.sums = self._tiers.gpu_bytes_on_host(source)
             self._tiers.fill_host(copy, data)
-        except EngineError as error:
+        except BaseException as error:
             with self._ledger.lock:
-                self._tiers.free_slots(Tier.HOST, copy)
+                self._ledger.underway.give_back(copy.slots)
                 if isinstance(error, CorruptObject):
                     self._ledger.quarantine(node, holding, Tier.GPU, CauseOf(Cause.CORRUPTION, "checksum_mismatch"))
-            if isinstance(error, CorruptObject):
+            if isinstance(error, CorruptObject) or not isinstance(error, EngineError):
                 raise
             return False
         with self._ledger.lock:
+            self._ledger.underway.landed(copy.slots)
             holding.host = copy
             self._ledger.place(node)
         return True
@@ -312,7 +305,7 @@ class Room:
             with ledger.lock:
                 cap = ledger.caps.host_bytes
                 if cap is None or host.live_bytes + need_bytes <= cap:
-                    slots = host.take(page_class, n)
+                    slots = ledger.underway.take(Tier.HOST, page_class, n)
                     if slots is not None:
                         return slots
                 node = self._next_to_leave_host(wanting, cause, tried)

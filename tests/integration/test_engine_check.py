@@ -6,6 +6,7 @@ import pytest
 from engine_support import fork, prompt
 
 from engine.consistency.state import State
+from engine.memory.holding import Tier
 
 
 class Books:
@@ -64,6 +65,23 @@ def a_slot_of_two_objects(b):
 
 def a_slot_of_none(b):
     b.gpu.take("compressed_kv", 1)
+
+
+def a_slot_that_its_taker_forgot(b):
+    b.ledger.underway.take(Tier.GPU, "compressed_kv", 3)  # nobody keeps what it gave
+
+
+def a_slot_on_its_way_that_is_free(b):
+    b.slot = b.ledger.underway.take(Tier.GPU, "compressed_kv", 1)
+    b.gpu.give("compressed_kv", b.slot)
+
+
+def a_checkpoint_that_its_taker_forgot(b):
+    b.ledger.underway.take(Tier.GPU, "swa_window", 1)
+
+
+def a_byte_reserved_for_no_file(b):
+    b.tiers.disk.reserve(100)
 
 
 def a_page_without_a_slot(b):
@@ -155,6 +173,10 @@ BREACHES = {
     a_live_byte_too_many: "live bytes counted",
     a_slot_of_two_objects: "a slot belongs to two objects",
     a_slot_of_none: "slots are used, objects own",
+    a_slot_that_its_taker_forgot: "slots are used, objects own",
+    a_slot_on_its_way_that_is_free: "1 are on their way",
+    a_checkpoint_that_its_taker_forgot: "0 are in somebody's hand",
+    a_byte_reserved_for_no_file: "0 are reserved",
     a_page_without_a_slot: "a holding of 4 pages has 3 slots",
     a_file_of_nobody: "1 files nobody refers to, e.g. stray.safetensors",
     a_temporary_file_of_nobody: "1 temporary files nobody writes, e.g. stray.tmp",

@@ -332,7 +332,7 @@ class EngineMachine(RuleBasedStateMachine):
     def the_checkpoints_keep_their_budget(self):
         if hasattr(self, "rig"):
             ledger = self.rig.ledger
-            assert ledger.checkpoint_arriving_bytes == 0
+            assert len(ledger.underway) == ledger.underway.checkpoint_bytes == ledger.underway.disk_bytes == 0
             assert ledger.checkpoint_gpu_bytes <= 0.3 * ledger.tiers.gpu.total_bytes
 
     @invariant()

@@ -227,6 +227,11 @@ class World:
         self.engine.reconfigure(caps, revision=1)
         return lambda: None if self.engine._closed else self.engine.reconfigure({}, revision=2)
 
+    def balanced(self) -> None:
+        """The books balance in the middle of whatever the other operation does."""
+        found = self.engine.check()
+        assert not found, f"unbalanced on the way: {found}"
+
     def close(self) -> None:
         self.allowed = (StalePointer, LeaseExpired)
         self.closed_too = True
@@ -269,7 +274,7 @@ class World:
             "in a restore": [r.prefix_id for r in records if r.state == "FULL_RESTORE" or r.arriving_bytes],
             "leases": len(ledger.leases),
             "windows": int(ledger.graph.in_window) + len(ledger.graph._deferred),
-            "checkpoint bytes on their way": ledger.checkpoint_arriving_bytes,
+            "on its way": len(ledger.underway) or ledger.underway.checkpoint_bytes or ledger.underway.disk_bytes,
             "bytes in the books too many": ledger.namespaces.total_bytes - sum(r.held_bytes(Tier.GPU) for r in records),
             "prefixes in the books too many": sum(ledger.namespaces.prefixes.values()) - len(records),
             "work in queues": [q.form for q in self.engine._queues.all() if q.depth or q.failures or q.deaths],
@@ -405,6 +410,7 @@ def _operations() -> dict[str, Operation]:
             (Point("about to evict", lambda w: w.engine._ledger, "remove", locked=True),),
         ),
         Operation("graph window", lambda w, _: w.window(), (Point("replaying", lambda w: w, "inside"),)),
+        Operation("check", lambda w, _: w.balanced()),
         Operation("graph window left open", lambda w, _: w.open_window()),
         Operation(
             "close",

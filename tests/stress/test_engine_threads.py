@@ -23,22 +23,31 @@ class Traffic:
         self.rig = rig
         self.failures: list[BaseException] = []
         self.done = threading.Event()
-        self.served = self.hits = 0
+        self.served = self.hits = self.checked = 0
         self.lock = threading.Lock()
         trunk = prompt(5 * rig.page)
         self.prompts = [fork(trunk, 30 * i % 190, 200 + 37 * i % 220, i) for i in range(40)]
 
-    def run(self) -> None:
+    def run(self, *beside) -> None:
+        """Serve everything; `beside` runs as long as that takes."""
         workers = [threading.Thread(target=self.guard, args=(self.serve, i)) for i in range(WORKERS)]
-        steering = threading.Thread(target=self.guard, args=(self.steer, 99))
-        for thread in (*workers, steering):
+        others = [threading.Thread(target=self.guard, args=(work, 99)) for work in (self.steer, *beside)]
+        for thread in (*workers, *others):
             thread.start()
         for thread in workers:
             thread.join()
         self.done.set()
-        steering.join()
+        for thread in others:
+            thread.join()
         if self.failures:
             raise self.failures[0]
+
+    def check(self, _):
+        """The books, over and over, for as long as the others work."""
+        while not self.done.is_set() and not self.failures:
+            found = self.rig.engine.check()
+            assert not found, found
+            self.checked += 1
 
     def guard(self, work, seed):
         try:
@@ -130,6 +139,18 @@ def test_traffic_and_steering_at_once_serve_no_wrong_byte(real_time, name):
     assert "FULL_RESTORE" not in stats["prefixes"]
     assert [n.record.prefix_id for n in rig.ledger.nodes.values() if n.record.busy or n.record.leases] == []
     rig.assert_clean()
+
+
+@pytest.mark.timeout(300)
+def test_the_books_balance_at_any_moment_of_traffic_and_steering(real_time):
+    rig = real_time("small-deepseek-v4")
+    traffic = Traffic(rig)
+    traffic.run(traffic.check)
+    assert traffic.served == WORKERS * REQUESTS
+    assert traffic.checked > 50
+    counts = rig.engine.counters()
+    assert counts.recoveries
+    assert counts.evictions
 
 
 @pytest.mark.timeout(120)
