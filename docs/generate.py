@@ -7,6 +7,7 @@ import inspect
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
+from types import ModuleType
 
 REFERENCE = Path(__file__).parent / "reference"
 HEAD = "<!-- Written by docs/generate.py from the code. Change the code, then run it again. -->\n\n"
@@ -114,13 +115,22 @@ def commands() -> str:
 
 def faults() -> str:
     """What can go wrong, what is promised then, and the test that shows it: docs/faults.py."""
-    spec = importlib.util.spec_from_file_location("docs_faults", Path(__file__).with_name("faults.py"))
+    return str(_module("faults").page())
+
+
+def telemetry() -> str:
+    """Spans, attributes and metrics, out of the engine's registry: docs/telemetry.py."""
+    return str(_module("telemetry").page())
+
+
+def _module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", Path(__file__).with_name(f"{name}.py"))
     if spec is None or spec.loader is None:
-        raise FileNotFoundError("docs/faults.py")
+        raise FileNotFoundError(f"docs/{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
-    return str(module.page())
+    return module
 
 
 def _leaves(command: object, path: str) -> list[tuple[str, object]]:
@@ -145,6 +155,7 @@ PAGES = {
     "settings.md": settings,
     "commands.md": commands,
     "faults.md": faults,
+    "telemetry.md": telemetry,
 }
 
 

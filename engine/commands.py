@@ -18,7 +18,8 @@ from engine.schedule.ledger import Ledger, PrefixNode
 from engine.schedule.queues import Form, FormQueues, QueueFull
 from engine.schedule.recovery import Recovery, RestoreJob
 from engine.schedule.reform import Reformed, Reformer
-from engine.telemetry.ring import SpanContext, new_span, parse_traceparent
+from engine.telemetry.context import parse_traceparent
+from engine.telemetry.ring import SpanContext, new_span
 
 Progress = Callable[[dict[str, Any]], None]
 MAX_PAGES = 1 << 20

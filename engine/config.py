@@ -74,6 +74,7 @@ class EngineConfig:
     queue_bound: int = 64
     ring_capacity: int = 65_536
     spans: bool = True
+    dashboard_url: str = ""  # the dashboard's address; spans of prefixes and commands then say where it shows them
     labels: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -110,6 +111,7 @@ class EngineConfig:
         shares = parse_namespace_caps(self.namespace_caps, min(self.gpu_bytes, self.caps.gpu_bytes or self.gpu_bytes))
         object.__setattr__(self, "namespace_caps", shares)
         check_rules(self.admission_rule, self.eviction)
+        _check_web_address("dashboard_url", self.dashboard_url)
 
     @property
     def caps(self) -> Caps:
@@ -129,6 +131,11 @@ class EngineConfig:
         for name in names:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+
+
+def _check_web_address(name: str, value: str) -> None:
+    if value and not value.startswith(("http://", "https://")):
+        raise ConfigError(f"{name} is {value!r}; an http(s) address, or nothing")
 
 
 def check_budget_ratio(ratio: Any) -> None:

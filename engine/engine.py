@@ -48,9 +48,11 @@ from engine.schedule.reform import Reformer
 from engine.schedule.room import Room
 from engine.schedule.serve import Server
 from engine.schedule.validation import Validator
+from engine.telemetry.context import caller_context, parse_traceparent
+from engine.telemetry.identity import identity_of
 from engine.telemetry.metrics import EngineMetrics
 from engine.telemetry.pump import Pump
-from engine.telemetry.ring import Ring, SpanContext, Tally, new_span, parse_traceparent
+from engine.telemetry.ring import NO_SPAN, Ring, SpanContext, Tally, new_span
 from engine.tokens import Tokens, check_namespace, token_bytes
 
 if TYPE_CHECKING:
@@ -126,10 +128,14 @@ class CacheEngine:
             config.scrub_bytes_per_s,
         )  # fmt: skip
         self._adopter = Adopter(self._ledger, room)
-        resource = resource or self._resource()
+        resource = resource or Resource.create(dict(identity_of(self.id, self.boot_id, spec)))
         if faults is not None:
             resource = resource.merge(Resource({"kvdeck.faults.armed": len(faults.plan)}))
-        self._pump = Pump(self._ring, span_processors, resource, clock) if config.spans else None
+        self._pump = (
+            Pump(self._ring, span_processors, resource, clock, dashboard_url=config.dashboard_url)
+            if config.spans
+            else None
+        )
         if meter_provider is not None:
             EngineMetrics(meter_provider, self._ledger, self._queues, lambda: self._mode, self._quality.tally)
         try:
@@ -140,18 +146,6 @@ class CacheEngine:
             self._let_go()
             raise
 
-    def _resource(self) -> Resource:
-        return Resource.create(
-            {
-                "service.name": "kvdeck-engine",
-                "service.instance.id": self.id,
-                "kvdeck.engine.id": self.id,
-                "kvdeck.engine.boot_id": self.boot_id,
-                "kvdeck.model": self.spec.name,
-                "kvdeck.fingerprint": self.spec.fingerprint,
-            }
-        )
-
     # -- the request path -------------------------------------------------------------------------------------------
 
     def acquire(
@@ -161,12 +155,14 @@ class CacheEngine:
         namespace: str = "default",
         deadline_s: float = 0.2,
         traceparent: str | None = None,
+        tracestate: str = "",
         approximate: bool = False,
         refuse: str = "",
     ) -> Lease:
         """The deepest boundary of `tokens` that passes all five validations, leased; a miss is a lease of 0 tokens.
 
-        Waits for restores no longer than `deadline_s`. `traceparent` (W3C) continues the caller's trace.
+        Waits for restores no longer than `deadline_s`. `traceparent` and `tracestate` (W3C) continue the caller's
+        trace; without the first, the span that is current in OpenTelemetry's context does.
         `approximate` also takes a hit that is not bit-equal to an uninterrupted run, where it saves more:
         `lease.approximate` then says so, and what is computed from it is kept apart. `refuse` is for a caller that
         knows that reuse would be wrong: a miss with that reason, one of REFUSE. Raises `EngineClosed` once `close` has
@@ -175,8 +171,8 @@ class CacheEngine:
         self._open()
         _check_refuse(refuse)
         return self._server.acquire(
-            check_namespace(namespace), token_bytes(tokens), self._mode, deadline_s, parse_traceparent(traceparent),
-            approximate=approximate, refuse=refuse,
+            check_namespace(namespace), token_bytes(tokens), self._mode, deadline_s,
+            self._caller(traceparent, tracestate), approximate=approximate, refuse=refuse,
         )  # fmt: skip
 
     def commit(
@@ -216,7 +212,7 @@ class CacheEngine:
         own = lease.namespace if lease is not None else "default"
         where = own if namespace is None else check_namespace(namespace)
         positions = state.checkpoints if state is not None else checkpoints
-        parent = _context_of(lease)
+        parent = _context_of(lease) if lease is not None else self._caller(None)
         span = new_span(parent)
         start_ns = self._ledger.clock.monotonic_ns()
         cause = CauseOf(Cause.COMMIT, "", span.hex_trace, span.hex_span)
@@ -238,6 +234,9 @@ class CacheEngine:
             end_ns = self._ledger.clock.monotonic_ns()
             self._ring.request("kvcache.commit", span, parent, start_ns, end_ns, attributes)
         return result
+
+    def _caller(self, traceparent: str | None, tracestate: str = "") -> SpanContext:
+        return caller_context(traceparent, tracestate) if self._ring.enabled else NO_SPAN
 
     # -- what leases ask (see consistency/lease.py, LeaseSource) ----------------------------------------------------
 
@@ -502,11 +501,9 @@ def _basis_refuses(lease: Lease | None, state: NewState | None) -> str:
     return "lossy_basis" if lease.lossy else ""
 
 
-def _context_of(lease: Lease | None) -> SpanContext:
-    if lease is None:
-        return SpanContext(0, 0)
+def _context_of(lease: Lease) -> SpanContext:
     why = lease.explanation
-    return SpanContext(int(why.trace_id or "0", 16), int(why.span_id or "0", 16))
+    return SpanContext(int(why.trace_id, 16), int(why.span_id, 16), why.sampled, why.tracestate, why.continued)
 
 
 __all__ = ["CacheEngine", "EngineError"]

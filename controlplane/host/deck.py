@@ -11,6 +11,7 @@ from pathlib import Path
 from controlplane.host.agent import Agent
 from controlplane.host.export import build_export
 from engine import CacheEngine, EngineConfig, ModelSpec
+from engine.telemetry.identity import identity_of
 
 
 @contextmanager
@@ -27,7 +28,7 @@ def engine_on_deck(
         kept = folder or settings.data_dir or Path(parts.enter_context(tempfile.TemporaryDirectory()))
         kept.mkdir(parents=True, exist_ok=True, mode=0o700)
         boot_id = uuid.uuid4().hex
-        export = build_export(url, token, _resource(settings.engine_id, boot_id, spec))
+        export = build_export(url, token, identity_of(settings.engine_id, boot_id, spec))
         parts.callback(export.shutdown)
         engine = CacheEngine(
             spec,
@@ -42,15 +43,3 @@ def engine_on_deck(
         agent.start()
         parts.callback(agent.stop)
         yield engine
-
-
-def _resource(engine_id: str, boot_id: str, spec: ModelSpec) -> dict[str, str]:
-    """Who speaks: docs/reference/wire.md, section 1."""
-    return {
-        "service.name": "kvdeck-engine",
-        "service.instance.id": engine_id,
-        "kvdeck.engine.id": engine_id,
-        "kvdeck.engine.boot_id": boot_id,
-        "kvdeck.model": spec.name,
-        "kvdeck.fingerprint": spec.fingerprint,
-    }

@@ -58,6 +58,9 @@ class Explanation(NamedTuple):
     mode: str
     trace_id: str
     span_id: str
+    sampled: bool = True  # these three as the caller's trace has them (W3C)
+    tracestate: str = ""
+    continued: bool = False  # the trace was begun by the caller
     cost: Cost | None = None
 
 

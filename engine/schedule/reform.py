@@ -326,7 +326,9 @@ class Reformer:
         """One span for all its steps."""
         ledger, damaged = self._ledger, scrub.damaged
         if ledger.ring.enabled:
-            attributes = ("kvcache.objects", scrub.objects, "kvcache.bytes", scrub.n_bytes, "kvcache.damaged", damaged)
+            attributes = (
+                "kvcache.objects_read", scrub.objects, "kvcache.bytes", scrub.n_bytes, "kvcache.damaged", damaged,
+            )  # fmt: skip
             now_ns = ledger.clock.monotonic_ns()
             failed = f"{damaged} damaged objects" if damaged else ""
             ledger.ring.request(

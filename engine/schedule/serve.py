@@ -245,6 +245,9 @@ class Server:
             mode=str(request.mode),
             trace_id=request.span.hex_trace,
             span_id=request.span.hex_span,
+            sampled=request.span.sampled,
+            tracestate=request.span.tracestate,
+            continued=request.span.continued,
             cost=outlook.unpaid
             if boundary is None
             else self._planner.cost(boundary, request.restore_bytes, request.restore_s),

@@ -16,13 +16,14 @@ from engine.report import tier_figures
 from engine.schedule.ledger import Ledger
 from engine.schedule.quality import QualityTally
 from engine.schedule.queues import FormQueues
-from engine.telemetry.pump import SCHEMA_URL, SCOPE_NAME
+from engine.telemetry.registry import INSTRUMENTS, SCHEMA_URL, SCOPE_NAME, SCOPE_VERSION
+from engine.telemetry.registry.instruments import NAMESPACES_SHOWN, OTHERS
 
 Rows = Iterable[tuple[float, dict[str, str]]]
 
 
 class EngineMetrics:
-    """Registers every instrument of docs/reference/wire.md, section 2, on a meter provider."""
+    """Registers every instrument of the registry (telemetry/registry/instruments.py) on a meter provider."""
 
     def __init__(
         self,
@@ -35,58 +36,76 @@ class EngineMetrics:
         self._ledger = ledger
         self._queues = queues
         self._quality = quality
-        meter = provider.get_meter(SCOPE_NAME, "1", SCHEMA_URL)
+        meter = provider.get_meter(SCOPE_NAME, SCOPE_VERSION, SCHEMA_URL)
         self._counters(meter)
         self._gauges(meter, mode)
         self._durations(meter)
 
     def _counters(self, meter: Meter) -> None:
         c, tally = self._ledger.counters, self._ledger.ring.tally
-        for name, unit, rows in (
-            ("kvcache.queries", "1", lambda: _pairs(c.by_namespace, ("namespace",))),
-            ("kvcache.hits", "1", lambda: _pairs(c.by_hit, ("object.kind", "state", "tier"))),
-            ("kvcache.validations", "1", lambda: _singles(c.by_validation, ("validation", "verdict", "reason"))),
-            ("kvcache.recoveries", "1", lambda: _singles(c.recoveries, ("tier", "outcome"))),
-            ("kvcache.evictions", "1", lambda: _singles(c.evictions, ("cause", "kind"))),
-            ("kvcache.commits", "1", self._commits),
-            ("kvcache.checkpoints.dropped", "1", self._dropped),
-            ("kvcache.codec.judged", "1", lambda: _singles(self._quality.judged, ("codec", "outcome"))),
-            ("kvcache.tier.io.bytes", "By", self._io_bytes),
-            (
-                "kvcache.telemetry.dropped",
-                "1",
-                lambda: [
-                    (tally.dropped_checks, {"record": "validation"}),
-                    (tally.dropped_requests, {"record": "request"}),
-                ],
-            ),
-        ):
-            meter.create_observable_counter(name, [_callback(rows)], unit=unit)
+        rows: dict[str, Callable[[], Rows]] = {
+            "kvcache.request.tokens": lambda: [
+                (n, {"of": of})
+                for of, n in (
+                    ("prompt", c.prompt_tokens),
+                    ("lcp", c.lcp_tokens),
+                    ("usable", c.usable_tokens),
+                    ("replay", c.replay_tokens),
+                )
+            ],
+            "kvcache.requests": lambda: _singles(c.by_outcome, ("outcome",)),
+            "kvcache.gap.tokens": lambda: _singles(c.by_gap, ("reason",)),
+            "kvcache.queries": lambda: _pairs(_bounded(c.by_namespace), ("namespace",)),
+            "kvcache.hits": lambda: _pairs(c.by_hit, ("object.kind", "state", "tier")),
+            "kvcache.validations": lambda: _singles(c.by_validation, ("validation", "verdict", "reason")),
+            "kvcache.transitions": lambda: [(c.transitions, {})],
+            "kvcache.recoveries": lambda: _singles(c.recoveries, ("tier", "outcome")),
+            "kvcache.evictions": lambda: _singles(c.evictions, ("cause", "kind")),
+            "kvcache.commits": self._commits,
+            "kvcache.checkpoints.dropped": self._dropped,
+            "kvcache.codec.judged": lambda: _singles(self._quality.judged, ("codec", "outcome")),
+            "kvcache.tier.io.bytes": self._io_bytes,
+            "kvcache.verified.bytes": lambda: [(c.verified_bytes, {})],
+            "kvcache.wrong.bytes": lambda: [(c.wrong_bytes, {})],
+            "kvcache.telemetry.spans": lambda: _singles(tally.by_name, ("span",)),
+            "kvcache.telemetry.dropped": lambda: [
+                (tally.dropped_checks, {"record": "validation"}),
+                (tally.dropped_requests, {"record": "request"}),
+            ],
+        }
+        for name, read in rows.items():
+            known = INSTRUMENTS[name]
+            meter.create_observable_counter(name, [_callback(read)], unit=known.unit, description=known.meaning)
 
     def _gauges(self, meter: Meter, mode: Callable[[], Mode]) -> None:
         ledger = self._ledger
-        for name, unit, rows in (
-            ("kvcache.fragmentation", "1", self._fragmentation),
-            ("kvcache.tier.bytes", "By", self._tier_bytes),
-            ("kvcache.prefixes", "1", self._prefixes),
-            ("kvcache.namespace.bytes", "By", self._namespace_bytes),
-            ("kvcache.pinned.bytes", "By", lambda: [(ledger.pins.held_bytes, {})]),
-            ("kvcache.queue.depth", "1", lambda: [(q.depth, {"form": str(q.form)}) for q in self._queues.all()]),
-            ("kvcache.leases", "1", lambda: [(len(ledger.leases), {})]),
-            ("kvcache.lease.age", "s", lambda: [(ledger.leases.oldest_s(), {})]),
-            ("kvcache.mode", "1", lambda: [(mode().rung, {})]),
-            ("kvcache.tier.breaker", "1", self._breakers),
-            ("kvcache.tier.stuck", "1", lambda: [(ledger.tiers.stuck_calls, {"tier": str(Tier.DISK)})]),
-            ("kvcache.codec.logit_error", "1", self._logit_errors),
-            ("kvcache.codec.kl", "nat", self._divergences),
-        ):
-            meter.create_observable_gauge(name, [_callback(rows)], unit=unit)
+        rows: dict[str, Callable[[], Rows]] = {
+            "kvcache.fragmentation": self._fragmentation,
+            "kvcache.tier.bytes": self._tier_bytes,
+            "kvcache.prefixes": self._prefixes,
+            "kvcache.namespace.bytes": self._namespace_bytes,
+            "kvcache.pinned.bytes": lambda: [(ledger.pins.held_bytes, {})],
+            "kvcache.queue.depth": lambda: [(q.depth, {"form": str(q.form)}) for q in self._queues.all()],
+            "kvcache.leases": lambda: [(len(ledger.leases), {})],
+            "kvcache.lease.age": lambda: [(ledger.leases.oldest_s(), {})],
+            "kvcache.mode": lambda: [(mode().rung, {})],
+            "kvcache.tier.breaker": self._breakers,
+            "kvcache.tier.stuck": lambda: [(ledger.tiers.stuck_calls, {"tier": str(Tier.DISK)})],
+            "kvcache.codec.logit_error": self._logit_errors,
+            "kvcache.codec.kl": self._divergences,
+        }
+        for name, read in rows.items():
+            known = INSTRUMENTS[name]
+            meter.create_observable_gauge(name, [_callback(read)], unit=known.unit, description=known.meaning)
 
     def _durations(self, meter: Meter) -> None:
         """Histograms have no observable form. I/O and queue waits are rare beside requests, so each is recorded as it
         happens (about 10 us)."""
         for name, series in self._series().items():
-            instrument = meter.create_histogram(name, unit="s", explicit_bucket_boundaries_advisory=IO_BOUNDS_S)
+            known = INSTRUMENTS[name]
+            instrument = meter.create_histogram(
+                name, unit=known.unit, description=known.meaning, explicit_bucket_boundaries_advisory=IO_BOUNDS_S
+            )
             for attributes, counts in series:
                 counts.on_add = partial(instrument.record, attributes=attributes)
 
@@ -135,9 +154,10 @@ class EngineMetrics:
         return [(n, {"reason": reason}) for reason, n in list(self._ledger.counters.checkpoints_dropped.items())]
 
     def _namespace_bytes(self) -> Rows:
-        """Of the namespaces that have a cap: there is a bounded number of these."""
+        """Of the namespaces that have a cap."""
         books = self._ledger.namespaces
-        return [(books.gpu_bytes.get(name, 0), {"namespace": name}) for name in list(books.shares.caps)]
+        capped = {name: [books.gpu_bytes.get(name, 0)] for name in list(books.shares.caps)}
+        return [(held, {"namespace": name}) for name, (held,) in _bounded(capped).items()]
 
     def _breakers(self) -> Rows:
         return [(transfer.breaker.rung, {"tier": str(tier)}) for tier, transfer in self._ledger.tiers.io.items()]
@@ -160,8 +180,19 @@ def _callback(rows: Callable[[], Rows]) -> Callable[[CallbackOptions], Iterable[
     return lambda _options: [Observation(value, attributes) for value, attributes in rows()]
 
 
+def _bounded(table: dict[str, list[int]]) -> dict[str, list[int]]:
+    """The first namespaces by themselves, all later ones together. Who came first stays first, so sums only grow."""
+    rows = list(table.items())
+    found = {name: list(row) for name, row in rows[:NAMESPACES_SHOWN]}
+    if later := [row for _, row in rows[NAMESPACES_SHOWN:]]:
+        found[OTHERS] = [sum(column) for column in zip(*later, strict=True)]
+    return found
+
+
 def _singles(table: dict[Any, int], names: tuple[str, ...]) -> Rows:
-    return [(n, dict(zip(names, key, strict=True))) for key, n in list(table.items())]
+    return [
+        (n, dict(zip(names, key if isinstance(key, tuple) else (key,), strict=True))) for key, n in list(table.items())
+    ]
 
 
 def _pairs(table: dict[Any, list[int]], names: tuple[str, ...]) -> Rows:

@@ -5,27 +5,36 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from random import getrandbits
 from threading import Event, Lock, Thread
 from typing import Any
+from urllib.parse import quote
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanKind, TraceFlags
+from opentelemetry.trace import Link, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace import SpanContext as OtelContext
 from opentelemetry.trace.status import Status, StatusCode
 
 from engine.clock import Clock
 from engine.consistency.prefix import Transition
-from engine.telemetry.ring import NO_SPAN, Ring, SpanContext
+from engine.telemetry.registry import SCHEMA_URL, SCOPE_NAME, SCOPE_VERSION
+from engine.telemetry.ring import VITAL, Ring, SpanContext, new_span
 
-SCOPE_NAME = "kvdeck.engine"
-SCHEMA_URL = "https://kvdeck.dev/schemas/1"
-_SCOPE = InstrumentationScope(SCOPE_NAME, "1", SCHEMA_URL)
+_SCOPE = InstrumentationScope(SCOPE_NAME, SCOPE_VERSION, SCHEMA_URL)
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_NOT_SAMPLED = TraceFlags(TraceFlags.DEFAULT)
+_NO_STATE = TraceState()
 _OK = Status(StatusCode.UNSET)
 _BATCH = 512
+
+
+class EngineSpan(ReadableSpan):
+    """A span of the engine. `continued`: its trace was begun by the caller, who decided whether it is sampled."""
+
+    def __init__(self, *, continued: bool, **parts: Any) -> None:
+        super().__init__(**parts)
+        self.continued = continued
 
 
 class Pump:
@@ -42,8 +51,11 @@ class Pump:
         resource: Resource,
         clock: Clock,
         interval_s: float = 0.05,
+        dashboard_url: str = "",
     ) -> None:
         self._ring = ring
+        self._dashboard = DashboardLinks(dashboard_url, resource) if dashboard_url else None
+        self._state = ("", _NO_STATE)
         self._processors = tuple(processors)
         self._resource = resource
         self._offset_ns = clock.wall_ns() - clock.monotonic_ns()
@@ -119,9 +131,8 @@ class Pump:
                 "kvcache.reason": check.reason,
                 "kvcache.phase": phase,
             }
-            context = SpanContext(parent.trace_id or getrandbits(128) | 1, getrandbits(64) | 1)
             failed = f"{check.validation}: {check.reason}" if check.failed else ""
-            yield self._build("kvcache.validate", context, parent, times[i], times[i + 1], attributes, failed)
+            yield self._build("kvcache.validate", new_span(parent), parent, times[i], times[i + 1], attributes, failed)
 
     def _span(
         self,
@@ -142,7 +153,7 @@ class Pump:
         links: tuple[Link, ...] = ()
         cause = step.cause
         if cause.trace_id and cause.span_id:
-            links = (Link(OtelContext(int(cause.trace_id, 16), int(cause.span_id, 16), True, _SAMPLED)),)
+            links = (Link(OtelContext(int(cause.trace_id, 16), int(cause.span_id, 16), False, _SAMPLED)),)
         return self._build(
             "kvcache.transition", context, parent, start_ns, step.monotonic_ns, transition_attributes(step), "", links
         )
@@ -158,10 +169,22 @@ class Pump:
         failed: str,
         links: Sequence[Link] = (),
     ) -> ReadableSpan:
-        return ReadableSpan(
+        if self._dashboard is not None:
+            self._dashboard.add(name, attributes)
+        # A failure or a transition is kept whatever the caller decided of its trace.
+        sampled = context.sampled or bool(failed) or name in VITAL
+        state = self._state_of(context.tracestate)
+        flags = _SAMPLED if sampled else _NOT_SAMPLED
+        above = None
+        if parent.trace_id:
+            above = OtelContext(
+                parent.trace_id, parent.span_id, parent.remote, _SAMPLED if parent.sampled else _NOT_SAMPLED, state
+            )
+        return EngineSpan(
+            continued=context.continued,
             name=name,
-            context=OtelContext(context.trace_id, context.span_id, False, _SAMPLED),
-            parent=None if parent == NO_SPAN else OtelContext(parent.trace_id, parent.span_id, True, _SAMPLED),
+            context=OtelContext(context.trace_id, context.span_id, False, flags, state),
+            parent=above,
             resource=self._resource,
             attributes=attributes,
             links=links,
@@ -171,6 +194,26 @@ class Pump:
             end_time=max(end_ns, start_ns) + self._offset_ns,
             instrumentation_scope=_SCOPE,
         )
+
+    def _state_of(self, tracestate: str) -> TraceState:
+        if tracestate != self._state[0]:  # spans of one request come together
+            self._state = (tracestate, TraceState.from_header([tracestate]) if tracestate else _NO_STATE)
+        return self._state[1]
+
+
+class DashboardLinks:
+    """Adds where the dashboard shows what a span is about: the prefix, or for a command the audit."""
+
+    def __init__(self, base_url: str, resource: Resource) -> None:
+        self._base = base_url.rstrip("/")
+        self._engine = quote(str(resource.attributes.get("kvdeck.engine.id", "")), safe="")
+
+    def add(self, name: str, attributes: dict[str, Any]) -> None:
+        """Sets `kvcache.dashboard.url` on the few spans people open."""
+        if name == "kvcache.command":
+            attributes["kvcache.dashboard.url"] = f"{self._base}/audit?engine={self._engine}"
+        elif name in ("kvcache.transition", "kvcache.acquire") and (prefix_id := attributes.get("kvcache.prefix.id")):
+            attributes["kvcache.dashboard.url"] = f"{self._base}/prefixes?prefix={self._engine}/{prefix_id}"
 
 
 def transition_attributes(step: Transition) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The hot path's only telemetry call: append a compact tuple to a bounded ring.
 
 Three rings by how much a loss hurts. `checks` (successful validations) drops its oldest first; `requests` (acquire,
-commit and other spans) drops its oldest when validations can give no more; `vital` (transitions, failed validations,
-failed restores) is never dropped: when it is full, the appending thread drains it through the pump itself.
+commit and other spans) drops its oldest when validations can give no more; `vital` (transitions, commands, whatever
+failed) is never dropped: when it is full, the appending thread drains it through the pump itself.
 Every drop is counted. Tuples are read only by `pump.py`.
 """
 
@@ -15,13 +15,24 @@ from random import getrandbits
 from typing import Any, NamedTuple
 
 from engine.consistency.prefix import Transition
+from engine.telemetry.registry import SPANS
+
+VITAL = frozenset(name for name, kind in SPANS.items() if kind.vital)
 
 
 class SpanContext(NamedTuple):
-    """Ids of a span that others may be children of or caused by; zeros mean none."""
+    """Ids of a span that others may be children of or caused by; zeros mean none.
+
+    `sampled` and `tracestate` (W3C) are those of the trace's beginning. `continued`: the trace was begun by the caller;
+    `remote`: the span itself is the caller's.
+    """
 
     trace_id: int
     span_id: int
+    sampled: bool = True
+    tracestate: str = ""
+    continued: bool = False
+    remote: bool = False
 
     @property
     def hex_trace(self) -> str:
@@ -37,20 +48,11 @@ NO_SPAN = SpanContext(0, 0)
 
 def new_span(parent: SpanContext = NO_SPAN) -> SpanContext:
     """A span id in the parent's trace, or in a new trace."""
-    return SpanContext(parent.trace_id or getrandbits(128) | 1, getrandbits(64) | 1)
-
-
-def parse_traceparent(text: str | None) -> SpanContext:
-    """W3C trace context `00-<32 hex>-<16 hex>-<2 hex>`; anything else is no parent, as the W3C text asks."""
-    if not text:
-        return NO_SPAN
-    parts = text.split("-")
-    if len(parts) != 4 or len(parts[1]) != 32 or len(parts[2]) != 16:
-        return NO_SPAN
-    try:
-        return SpanContext(int(parts[1], 16), int(parts[2], 16))
-    except ValueError:
-        return NO_SPAN
+    if not parent.trace_id:
+        return SpanContext(getrandbits(128) | 1, getrandbits(64) | 1)
+    return SpanContext(
+        parent.trace_id, getrandbits(64) | 1, parent.sampled, parent.tracestate, parent.continued, False
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -110,7 +112,7 @@ class Ring:
         if not self.enabled:
             return
         record = ("span", name, context, parent, start_ns, end_ns, attributes, failed)
-        if failed:
+        if failed or name in VITAL:
             self._vital(record)
         else:
             if len(self.requests) >= self.capacity:

@@ -8,7 +8,8 @@ from engine_support import fork, prompt
 from engine.commands import BadCommand, CommandRequest
 from engine.errors import ConfigError, StateMismatch
 from engine.memory.arena import Arena
-from engine.telemetry.ring import NO_SPAN, Ring, SpanContext, parse_traceparent
+from engine.telemetry.context import parse_traceparent
+from engine.telemetry.ring import NO_SPAN, Ring, SpanContext
 
 
 @pytest.mark.parametrize(
@@ -126,7 +127,9 @@ def test_a_trace_context_that_is_none_is_no_parent(text):
 
 
 def test_a_trace_context_is_taken_as_it_is():
-    assert parse_traceparent(f"00-{'a' * 32}-{'b' * 16}-01") == SpanContext(int("a" * 32, 16), int("b" * 16, 16))
+    assert parse_traceparent(f"00-{'a' * 32}-{'b' * 16}-01") == SpanContext(
+        int("a" * 32, 16), int("b" * 16, 16), continued=True, remote=True
+    )
 
 
 class _Check:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from opentelemetry import trace
 
 from engine.consistency.lease import Lease
 from engine.engine import CacheEngine
@@ -155,7 +154,7 @@ class PrefixCache:
         """
         prompt = as_prompt(tokens)
         timings = Timings()
-        prefill = self._resume(prompt, namespace, deadline_s, traceparent or _current_trace(), approximate, timings)
+        prefill = self._resume(prompt, namespace, deadline_s, traceparent, approximate, timings)
         try:
             self._compute(prefill)
             if prefill.computed_tokens:
@@ -359,11 +358,3 @@ def as_prompts(prompts: Any) -> list[TokenArray]:
         what = shape if shape is not None else type(prompts).__name__
         raise StateMismatch(f"a batch is a list of prompts or a tensor [b, n]; got {what}")
     return [as_prompt(prompt) for prompt in prompts]
-
-
-def _current_trace() -> str | None:
-    """The W3C traceparent of the caller's span, so that ours are its children."""
-    context = trace.get_current_span().get_span_context()
-    if not context.is_valid:
-        return None
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
