@@ -20,6 +20,7 @@ def plan(a: argparse.Namespace) -> list[tuple[str, ...]]:
     if trace.is_file():
         peers = ("--peers", str(a.peers), "--peer-python", str(a.peer_python)) if a.peers and a.peer_python else ()
         todo.append(("benchmarks.bookkeeping", "--trace", str(trace), *peers))
+        todo.append(("benchmarks.curve", "--trace", str(trace)))
     else:
         print(f"bookkeeping is left out: no {trace}; name the folder of the published traces with --traces")
     todo += [("benchmarks.telemetry",), ("benchmarks.restore",), ("benchmarks.memory",), ("benchmarks.growth",)]

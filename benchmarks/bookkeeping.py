@@ -68,7 +68,7 @@ def run_worker(a: argparse.Namespace) -> dict[str, Any]:
     )
     engine = CacheEngine(spec, config, span_processors=[counter])
     try:
-        timed = _feed(engine, prompts(a.trace, a.requests, spec.page_tokens), a.inflight, a.worker == "match")
+        timed = feed(engine, prompts(a.trace, a.requests, spec.page_tokens), a.inflight, a.worker == "match")
         violations = engine.check()
     finally:
         engine.close()
@@ -81,7 +81,8 @@ def run_worker(a: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _feed(engine: Any, requests: Any, inflight: int, time_match: bool) -> dict[str, Any]:
+def feed(engine: Any, requests: Any, inflight: int, time_match: bool) -> dict[str, Any]:
+    """Every request: acquire, commit up to `inflight` later, release; busy seconds by call."""
     clock = time.perf_counter
     seconds: dict[str, list[float]] = {"match": [], "acquire": [], "commit": [], "release": []}
     tokens_of = {"prompt": 0, "lcp": 0, "usable": 0, "replay": 0}

@@ -32,6 +32,8 @@ class Mode(StrEnum):
 
 _RUNGS: dict[str, int] = {mode: rung for rung, mode in enumerate(Mode)}
 
+LEAST_CURVE_SAMPLES, MOST_CURVE_SAMPLES = 512, 65_536
+MOST_CURVE_NAMESPACES = 256
 CODEC_CHOICES = ("lossless", "int8", "fp8", "int4", "none")
 
 
@@ -74,6 +76,9 @@ class EngineConfig:
     queue_bound: int = 64
     ring_capacity: int = 65_536
     spans: bool = True
+    curve_samples: int = 2048  # pages watched to tell hit rate against cap; 0: no curve
+    curve_namespaces: int = 16  # so many have a curve of their own, first come; the others share one
+    lost_memory_bytes: int = 4 * MIB  # remembers what left, to tell the evicted from the new; 0: all of it is new
     dashboard_url: str = ""  # the dashboard's address; spans of prefixes and commands then say where it shows them
     labels: dict[str, str] = field(default_factory=dict)
 
@@ -83,7 +88,8 @@ class EngineConfig:
         self._positive("gpu_bytes", "queue_bound", "ring_capacity")
         if self.slab_bytes is not None:
             self._positive("slab_bytes")
-        self._not_negative("host_bytes", "disk_bytes", "checkpoint_every_tokens")
+        self._not_negative("host_bytes", "disk_bytes", "checkpoint_every_tokens", "lost_memory_bytes")
+        check_curve(self.curve_samples, self.curve_namespaces)
         for name in ("lease_s", "restore_timeout_s", "persist_s", "prefill_tokens_per_s", "scrub_bytes_per_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be above 0")
@@ -149,3 +155,13 @@ def check_rules(admission: Any, eviction: Any) -> None:
     admission_rule(admission, 1)
     if eviction not in EVICTIONS:
         raise ConfigError(f"eviction is {eviction!r}; known: {', '.join(EVICTIONS)}")
+
+
+def check_curve(samples: Any, namespaces: Any) -> None:
+    """Raises `ConfigError` for what no curve can be sampled with."""
+    if samples != 0 and not LEAST_CURVE_SAMPLES <= samples <= MOST_CURVE_SAMPLES:
+        raise ConfigError(
+            f"curve_samples is {samples!r}; it must be {LEAST_CURVE_SAMPLES:,} to {MOST_CURVE_SAMPLES:,}, or 0 for none"
+        )
+    if not 0 <= namespaces <= MOST_CURVE_NAMESPACES:
+        raise ConfigError(f"curve_namespaces is {namespaces!r}; it must be 0 to {MOST_CURVE_NAMESPACES}")

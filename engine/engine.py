@@ -20,6 +20,7 @@ from engine.clock import Clock, SystemClock
 from engine.commands import CommandOutcome, CommandRequest, Commands
 from engine.config import EngineConfig, Mode
 from engine.consistency.admission import GHOST_MULTIPLE, Caps
+from engine.consistency.curve import CurveSampler
 from engine.consistency.eviction import eviction_rule
 from engine.consistency.graph import GraphGuard, PageTable
 from engine.consistency.lease import Lease
@@ -36,6 +37,7 @@ from engine.model.objects import ObjectKind, SegmentKey, bytes_per_token, checkp
 from engine.model.spec import ModelSpec
 from engine.schedule.adopt import Adopter, Adoption
 from engine.schedule.gate import Gate
+from engine.schedule.held import held
 from engine.schedule.leaving import prefill_flops
 from engine.schedule.ledger import Counters, Ledger
 from engine.schedule.pace import PrefillPace
@@ -103,7 +105,8 @@ class CacheEngine:
         )  # fmt: skip
         self._ring = Ring(config.ring_capacity, enabled=config.spans)
         self._ledger = Ledger(
-            spec, layouts, tiers, self._ring, clock, config.caps, config.lease_s, config.pin_budget_ratio
+            spec, layouts, tiers, self._ring, clock, config.caps, config.lease_s, config.pin_budget_ratio,
+            config.lost_memory_bytes,
         )  # fmt: skip
         self._tiers = tiers
         self._mode = Mode(config.mode)
@@ -120,6 +123,7 @@ class CacheEngine:
         planner = Planner(spec, layouts, tiers, validator, config, clock, self._pace)
         self._server = Server(self._ledger, planner, recovery, self._queues, config, self, self._gate)
         self._publisher = Publisher(self._ledger, room, self._gate)
+        self._curve = _sampler(spec, config) if config.curve_samples else None
         self._apply(parse_desired({}, config))
         self._quality = QualityGate(self._ledger, config)
         self._reformer = Reformer(self._ledger, room, self._quality)
@@ -170,10 +174,14 @@ class CacheEngine:
         """
         self._open()
         _check_refuse(refuse)
-        return self._server.acquire(
-            check_namespace(namespace), token_bytes(tokens), self._mode, deadline_s,
+        data = token_bytes(tokens)
+        lease = self._server.acquire(
+            check_namespace(namespace), data, self._mode, deadline_s,
             self._caller(traceparent, tracestate), approximate=approximate, refuse=refuse,
         )  # fmt: skip
+        if self._curve is not None and not refuse:
+            self._curve.asked(data, lease)
+        return lease
 
     def commit(
         self,
@@ -219,9 +227,12 @@ class CacheEngine:
         approximate = lease is not None and lease.approximate
         if reason := refuse or _basis_refuses(lease, state):
             result = self._publisher.refuse(reason)
+            self._publisher.remember_refused(space_of(where, approximate=False), data, reason)
         else:
             space = space_of(where, approximate=approximate)
             result = self._publisher.commit(space, data, state, positions, cause, span, lease)
+            if self._curve is not None and not approximate:
+                self._curve.kept(where, data, lease)
         if self._ring.enabled:
             attributes: tuple[object, ...] = (
                 "kvcache.namespace", where, "kvcache.prompt_tokens", len(data) // TOKEN_BYTES,
@@ -370,7 +381,7 @@ class CacheEngine:
         ledger.caps = wanted.caps
         ledger.set_shares(Shares(wanted.namespace_caps))
         ledger.eviction = eviction_rule(wanted.eviction, prefill_flops(self.spec))
-        page_bytes = int(bytes_per_token(self.spec) * self.spec.page_tokens) or checkpoint_bytes(self.spec)
+        page_bytes = _page_bytes(self.spec)
         kept_pages = min(tier_bytes, wanted.caps.gpu_bytes or tier_bytes) // page_bytes
         self._gate.set_rule(wanted.admission_rule, GHOST_MULTIPLE * kept_pages)
         self._room.set_checkpoint_budget(wanted.checkpoint_budget_ratio)
@@ -441,6 +452,13 @@ class CacheEngine:
         found = report.stats(self._ledger, self._queues, self._pace)
         return found if self._faults is None else {**found, "faults": self._faults.summary()}
 
+    def curve(self) -> dict[str, Any]:
+        """Hit rate against capacity, sampled from what was asked (wire.md, section 3); empty with curve_samples=0."""
+        if self._curve is None:
+            return {}
+        found = {"page_tokens": self.spec.page_tokens, "page_bytes": _page_bytes(self.spec)}
+        return {**found, "held": held(self._ledger), **self._curve.document()}
+
     def snapshot(self) -> list[dict[str, Any]]:
         """Every prefix held, at its newest version."""
         return report.snapshot(self._ledger)
@@ -483,6 +501,17 @@ class CacheEngine:
     def index(self) -> Any:
         """The radix index, for benchmarks of the match alone; hold no reference to its nodes."""
         return self._ledger.index
+
+
+def _page_bytes(spec: ModelSpec) -> int:
+    """What a page takes at least; of a model without history, what its checkpoint takes."""
+    return int(bytes_per_token(spec) * spec.page_tokens) or checkpoint_bytes(spec)
+
+
+def _sampler(spec: ModelSpec, config: EngineConfig) -> CurveSampler:
+    fits_pages = (config.gpu_bytes + config.host_bytes + config.disk_bytes) // _page_bytes(spec)
+    samples, namespaces = config.curve_samples, config.curve_namespaces
+    return CurveSampler(spec.page_tokens, samples=samples, namespaces=namespaces, fits_pages=fits_pages)
 
 
 def _check_refuse(refuse: str) -> None:
