@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import secrets
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from sqlalchemy import or_, select, update
@@ -19,6 +19,7 @@ from controlplane.errors import BadRequest, Forbidden, Unauthorised
 from controlplane.store.models import Token
 
 SECRET_PREFIX = "kvd_"  # lets secret scanners find a leaked one
+ANY_ENGINE = "*"  # the engine of a token that may speak for all: for hosts that come and go by themselves
 USE_NOTED_EVERY = dt.timedelta(minutes=1)  # a read must not cost a write each time
 
 
@@ -47,10 +48,13 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whoever is asking, once proven."""
+    """Whoever is asking, once proven. `engine_id` is the engine a token of role engine speaks for: None while it has
+    registered none, ANY_ENGINE for all."""
 
     name: str
     role: Role
+    engine_id: str | None = None
+    token_id: str | None = field(default=None, compare=False)
 
     def must_be(self, role: Role) -> None:
         """Raise Forbidden unless this principal has `role` or more. ENGINE is not "less", it is different."""
@@ -60,6 +64,15 @@ class Principal:
                 "role_insufficient",
                 f"{self.name} is {self.role.word}; this needs {role.word}.",
                 f"Ask an admin for a token: `kvdeck token issue --role {role.word}`.",
+            )
+
+    def must_speak_for(self, engine_id: str) -> None:
+        """Raise Forbidden when this engine's token was bound to another engine."""
+        if self.engine_id not in (None, ANY_ENGINE, engine_id):
+            raise Forbidden(
+                "engine_token_bound",
+                f"The token {self.name!r} speaks for engine {self.engine_id!r}, not for {engine_id!r}.",
+                f"Give this host a token of its own: `kvdeck token create {engine_id} --role engine`.",
             )
 
 
@@ -79,9 +92,15 @@ def issue_token(
     *,
     ttl: dt.timedelta | None,
     one_time: bool = False,
+    engine_id: str | None = None,
     clock: Clock = utc_now,
 ) -> str:
-    """Store a new token's hash and return its secret, which is never seen again. `ttl` None: it does not expire."""
+    """Store a new token's hash and return its secret, which is never seen again. `ttl` None: it does not expire.
+
+    `engine_id`, for role engine alone: whom it speaks for; None binds it to the first engine that registers with it.
+    """
+    if engine_id is not None and role is not Role.ENGINE:
+        raise BadRequest("token_engine", f"A token of role {role.word} speaks for no engine.", "Use role engine.")
     secret = SECRET_PREFIX + secrets.token_urlsafe(32)
     now = clock()
     session.add(
@@ -94,6 +113,7 @@ def issue_token(
             expires_at=None if ttl is None else now + ttl,
             used_at=None,
             one_time=one_time,
+            engine_id=engine_id,
         )
     )
     session.flush()
@@ -115,6 +135,23 @@ def check_secret(session: Session, secret: str, *, clock: Clock = utc_now) -> Cr
             "Redeem it first: open the link, or POST it to /v1/session.",
         )
     return Credential(_principal(token), token.id, token.used_at)
+
+
+def bind_engine(session: Session, principal: Principal, engine_id: str) -> bool:
+    """Bind an engine's token to the first engine that registers with it; whether this call did. Needs a write session.
+
+    Raises Forbidden when it is bound to another one, also by somebody at the same moment.
+    """
+    principal.must_speak_for(engine_id)
+    if principal.engine_id is not None or principal.token_id is None:
+        return False
+    unbound = (Token.id == principal.token_id, Token.engine_id.is_(None))
+    result = session.execute(update(Token).where(*unbound).values(engine_id=engine_id))
+    if isinstance(result, CursorResult) and result.rowcount == 1:
+        return True
+    bound = session.scalar(select(Token.engine_id).where(Token.id == principal.token_id))
+    Principal(principal.name, principal.role, bound).must_speak_for(engine_id)
+    return False
 
 
 def note_use(session: Session, credential: Credential, *, clock: Clock = utc_now) -> None:
@@ -171,7 +208,7 @@ def _find(session: Session, secret: str, now: dt.datetime) -> Token:
 
 
 def _principal(token: Token) -> Principal:
-    return Principal(token.name, Role.parse(token.role))
+    return Principal(token.name, Role.parse(token.role), token.engine_id, token.id)
 
 
 def _digest(secret: str) -> str:

@@ -12,7 +12,9 @@ from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from controlplane.api.security import EngineCaller, StoreOf
+from controlplane import audit
+from controlplane.api.security import Spokesman, StoreOf
+from controlplane.auth import bind_engine
 from controlplane.clock import utc_now
 from controlplane.ingest.engines import register_engine
 from controlplane.ingest.snapshot import apply_snapshot
@@ -36,7 +38,8 @@ class RegisterBody(BaseModel):
     model: str = Field(max_length=128)
     fingerprint: str = Field(max_length=64)
     page_tokens: int = Field(ge=1)
-    labels: dict[str, Any] = {}
+    group: str = Field(default="", max_length=64)
+    labels: dict[str, str] = {}
     observed: dict[str, Any] = {}
 
 
@@ -47,6 +50,12 @@ class HeartbeatBody(BaseModel):
     observed_revision: int = Field(ge=0)
     observed: dict[str, Any]
     stats: dict[str, Any]
+
+
+class GoodbyeBody(BaseModel):
+    """Which boot of the engine stops."""
+
+    boot_id: str
 
 
 class OutcomeBody(BaseModel):
@@ -65,17 +74,20 @@ class SnapshotBody(BaseModel):
 
 
 @router.post("/register")
-def register(engine_id: EngineId, body: RegisterBody, store: StoreOf, _caller: EngineCaller) -> dict[str, Any]:
-    """Introduce an engine; answers what it should run with and the newest epoch."""
+def register(engine_id: EngineId, body: RegisterBody, store: StoreOf, caller: Spokesman) -> dict[str, Any]:
+    """Introduce an engine; answers what it should run with and the newest epoch. Binds a token that was never used."""
     now = utc_now()
+    hosts.check_place(body.group, body.labels)
     with store.write() as session:
+        if bind_engine(session, caller, engine_id):
+            audit.record(session, caller, "bind_token", engine_id, "the first engine that registered with it")
         register_engine(session, engine_id, **body.model_dump())
         waits = hosts.waiting(session, engine_id, now)
     return {"desired": waits.desired.document, "desired_revision": waits.desired.revision, "epoch": waits.epoch}
 
 
 @router.post("/heartbeat")
-def heartbeat(engine_id: EngineId, body: HeartbeatBody, store: StoreOf, _caller: EngineCaller) -> dict[str, Any]:
+def heartbeat(engine_id: EngineId, body: HeartbeatBody, store: StoreOf, _caller: Spokesman) -> dict[str, Any]:
     """Say what runs; answers what waits."""
     now = utc_now()
     with store.write() as session:
@@ -88,11 +100,19 @@ def heartbeat(engine_id: EngineId, body: HeartbeatBody, store: StoreOf, _caller:
     }
 
 
+@router.post("/goodbye")
+def goodbye(engine_id: EngineId, body: GoodbyeBody, store: StoreOf, _caller: Spokesman) -> dict[str, Any]:
+    """Say that this engine stops on purpose: it is then shown as left, and not missed."""
+    with store.write() as session:
+        hosts.goodbye(session, engine_id, boot_id=body.boot_id, now=utc_now())
+    return {"id": engine_id, "left": True}
+
+
 @router.get("/poll")
 async def poll(
     engine_id: EngineId,
     store: StoreOf,
-    _caller: EngineCaller,
+    _caller: Spokesman,
     after_revision: Annotated[int, Query(ge=0)] = 0,
     wait_s: Annotated[float, Query(ge=0, le=LONGEST_WAIT_SECONDS)] = 20.0,
 ) -> dict[str, Any]:
@@ -144,7 +164,7 @@ def _view(command: Command) -> dict[str, Any]:
 
 @router.post("/commands/{command_id}/outcome")
 def outcome(
-    engine_id: EngineId, command_id: str, body: OutcomeBody, store: StoreOf, _caller: EngineCaller
+    engine_id: EngineId, command_id: str, body: OutcomeBody, store: StoreOf, _caller: Spokesman
 ) -> dict[str, Any]:
     """Report progress or the end of a command. Reporting the same end twice is fine."""
     said = commands.Report(status=body.status, progress=body.progress or {}, outcome=body.outcome or {})
@@ -154,7 +174,7 @@ def outcome(
 
 
 @router.post("/snapshot")
-def snapshot(engine_id: EngineId, body: SnapshotBody, store: StoreOf, _caller: EngineCaller) -> dict[str, Any]:
+def snapshot(engine_id: EngineId, body: SnapshotBody, store: StoreOf, _caller: Spokesman) -> dict[str, Any]:
     """Hand in every prefix the engine holds; the store closes its gaps with them."""
     with store.write() as session:
         applied = apply_snapshot(session, engine_id, body.prefixes, boot_id=body.boot_id)

@@ -10,7 +10,7 @@ from typing import Protocol
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from controlplane.api import agent_routes, ingest_routes, read_routes, session_routes, write_routes
+from controlplane.api import agent_routes, engine_routes, ingest_routes, read_routes, session_routes, write_routes
 from controlplane.api.errors import install_error_handlers
 from controlplane.ingest.counters import Counters
 from controlplane.settings import Settings
@@ -45,7 +45,7 @@ def create_app(settings: Settings, store: Store, *, background: Background | Non
     app.state.settings = settings
     app.state.counters = Counters()
     install_error_handlers(app)
-    for routes in (session_routes, ingest_routes, agent_routes, read_routes, write_routes):
+    for routes in (session_routes, ingest_routes, agent_routes, read_routes, write_routes, engine_routes):
         app.include_router(routes.router)
     return app
 

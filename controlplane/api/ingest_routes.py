@@ -19,11 +19,12 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from controlplane.api.security import EngineCaller, get_settings, get_store
+from controlplane.auth import Principal
 from controlplane.errors import BadRequest, ControlPlaneError, TooLarge
 from controlplane.ingest.counters import Counters
 from controlplane.ingest.metrics import ingest_metrics
 from controlplane.ingest.otlp import Message, decode
-from controlplane.ingest.outcome import IngestOutcome
+from controlplane.ingest.outcome import IngestOutcome, named_engines
 from controlplane.ingest.spans import ingest_traces
 
 router = APIRouter(tags=["ingest"])
@@ -33,9 +34,9 @@ LOG = logging.getLogger("kvdeck.ingest")
 
 
 @router.post("/v1/traces", openapi_extra={"requestBody": {"content": {PROTOBUF: {}}}})
-async def receive_traces(request: Request, _engine: EngineCaller) -> Response:
+async def receive_traces(request: Request, caller: EngineCaller) -> Response:
     """Take one trace export. Spans that cannot be used are counted in `partial_success`; the others are kept."""
-    outcome = await _receive(request, "spans", ExportTraceServiceRequest, ingest_traces)
+    outcome = await _receive(request, caller, "spans", ExportTraceServiceRequest, ingest_traces)
     answer = ExportTraceServiceResponse()
     if outcome.rejected_total:
         answer.partial_success.rejected_spans = outcome.rejected_total
@@ -44,9 +45,9 @@ async def receive_traces(request: Request, _engine: EngineCaller) -> Response:
 
 
 @router.post("/v1/metrics", openapi_extra={"requestBody": {"content": {PROTOBUF: {}}}})
-async def receive_metrics(request: Request, _engine: EngineCaller) -> Response:
+async def receive_metrics(request: Request, caller: EngineCaller) -> Response:
     """Take one metrics export. Points that cannot be used are counted in `partial_success`; the others are kept."""
-    outcome = await _receive(request, "points", ExportMetricsServiceRequest, ingest_metrics)
+    outcome = await _receive(request, caller, "points", ExportMetricsServiceRequest, ingest_metrics)
     answer = ExportMetricsServiceResponse()
     if outcome.rejected_total:
         answer.partial_success.rejected_data_points = outcome.rejected_total
@@ -55,13 +56,13 @@ async def receive_metrics(request: Request, _engine: EngineCaller) -> Response:
 
 
 async def _receive(
-    request: Request, of: str, kind: type[M], ingest: Callable[[Session, M], IngestOutcome]
+    request: Request, caller: Principal, of: str, kind: type[M], ingest: Callable[[Session, M], IngestOutcome]
 ) -> IngestOutcome:
     counters: Counters = request.app.state.counters
     body = await _read_body(request)
     counters.add("kvdeck_ingest_bytes_total", len(body), of=of)
     try:
-        outcome = await run_in_threadpool(_store, request, body, kind, ingest)
+        outcome = await run_in_threadpool(_store, request, caller, body, kind, ingest)
     except ControlPlaneError as error:
         counters.add("kvdeck_ingest_exports_total", of=of, status=error.code)
         raise
@@ -75,11 +76,13 @@ async def _receive(
 
 
 def _store(
-    request: Request, body: bytes, kind: type[M], ingest: Callable[[Session, M], IngestOutcome]
+    request: Request, caller: Principal, body: bytes, kind: type[M], ingest: Callable[[Session, M], IngestOutcome]
 ) -> IngestOutcome:
     limit = get_settings(request).ingest_max_inflated_bytes
     encoding = request.headers.get("content-encoding", "").strip().lower()
     message = decode(kind, body, encoding=encoding, max_inflated_bytes=limit)
+    for engine_id in named_engines(message):
+        caller.must_speak_for(engine_id)
     with get_store(request).write() as session:
         return ingest(session, message)
 

@@ -60,9 +60,17 @@ def require(role: Role) -> Callable[[Principal], Principal]:
 
 require_engine = require(Role.ENGINE)
 
+
+def speaks_for(engine_id: str, principal: Annotated[Principal, Depends(require_engine)]) -> Principal:
+    """The caller, who may speak for the engine in the path. Raises Unauthorised or Forbidden."""
+    principal.must_speak_for(engine_id)
+    return principal
+
+
 StoreOf = Annotated[Store, Depends(get_store)]
 SettingsOf = Annotated[Settings, Depends(get_settings)]
 Viewer = Annotated[Principal, Depends(require(Role.VIEWER))]
 Operator = Annotated[Principal, Depends(require(Role.OPERATOR))]
 Admin = Annotated[Principal, Depends(require(Role.ADMIN))]
 EngineCaller = Annotated[Principal, Depends(require_engine)]
+Spokesman = Annotated[Principal, Depends(speaks_for)]

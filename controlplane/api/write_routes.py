@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from controlplane.api.security import Operator, SettingsOf, StoreOf
 from controlplane.steering import alerts, commands, desired, preview
@@ -46,17 +46,29 @@ class PreviewBody(BaseModel):
 
 
 class DesiredBody(ReasonBody):
-    """A change of desired state: for one engine, or for all (no `engine`). A null removes a key."""
+    """A change of desired state: of one engine, of a group, or (neither) of the fleet. A null removes a key."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"group": "canary", "changes": {"cap_prefixes": 500, "eviction": None}, "reason": "room for tenant-a"}
+            ]
+        }
+    )
     engine: str | None = None
+    group: str | None = None
     changes: dict[str, Any]
     expect_revision: int | None = None
 
 
 class RollbackBody(ReasonBody):
-    """Back to what an earlier revision said."""
+    """Back to what an earlier revision said. 0 is before the first, of the engine, group or (neither) fleet named."""
 
-    revision: int
+    model_config = ConfigDict(json_schema_extra={"examples": [{"revision": 12, "reason": "the hit rate fell"}]})
+    revision: int = Field(ge=0)
+    engine: str | None = None
+    group: str | None = None
+    expect_revision: int | None = None
 
 
 class RunBody(ReasonBody):
@@ -123,6 +135,7 @@ def revise_desired(
             session,
             Deed(principal=who, reason=body.reason, traceparent=traceparent),
             engine_id=body.engine,
+            group=body.group,
             changes=body.changes,
             expect_revision=body.expect_revision,
         )
@@ -137,7 +150,14 @@ def rollback_desired(
     """Make an earlier revision's document the newest again."""
     with store.write() as session:
         deed = Deed(principal=who, reason=body.reason, traceparent=traceparent)
-        revised = desired.rollback(session, deed, revision=body.revision)
+        scope = desired.Scope(engine_id=body.engine, group=body.group)
+        revised = desired.rollback(
+            session,
+            deed,
+            revision=body.revision,
+            scope=None if scope == desired.FLEET else scope,
+            expect_revision=body.expect_revision,
+        )
     WAKEUPS.notify(None)
     return revised
 

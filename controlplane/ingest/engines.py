@@ -22,15 +22,20 @@ def register_engine(
     page_tokens: int,
     labels: dict[str, Any],
     observed: dict[str, Any],
+    group: str = "",
     clock: Clock = utc_now,
 ) -> Engine:
-    """Insert the engine, or take it over for a new boot: then a snapshot is wanted, as what it holds is unknown."""
+    """Insert the engine, or take it over for a new boot: then a snapshot is wanted, as what it holds is unknown.
+
+    `group` and `labels` are what the engine says of itself; what operators have set since outranks them. An engine that
+    had left, or was forgotten, is back.
+    """
     if not 0 < len(engine_id) <= 64:
         raise BadRequest("engine_id", f"The engine id {engine_id!r} is not 1 to 64 characters.", "Choose another.")
     now = clock()
     engine = session.get(Engine, engine_id)
     if engine is None:
-        engine = Engine(id=engine_id, boot_id="", stats={}, observed_revision=0, registered_at=now)
+        engine = Engine(id=engine_id, boot_id="", stats={}, observed_revision=0, registered_at=now, placed={})
         session.add(engine)
     if engine.boot_id != boot_id:
         engine.boot_id = boot_id
@@ -40,11 +45,22 @@ def register_engine(
     engine.model = model
     engine.fingerprint = fingerprint
     engine.page_tokens = page_tokens
-    engine.labels = labels
+    engine.said = {"group": group, "labels": labels}
     engine.observed = observed
+    engine.left_at = engine.forgotten_at = None
+    settle_place(engine)
     engine.last_seen_at = now
     session.flush()
     return engine
+
+
+def settle_place(engine: Engine) -> None:
+    """Work out an engine's group and labels: what it says of itself, overlaid by what operators set (None: gone)."""
+    said, placed = engine.said, engine.placed
+    group = placed.get("group")
+    engine.group_name = said.get("group", "") if group is None else group
+    merged = {**said.get("labels", {}), **placed.get("labels", {})}
+    engine.labels = {name: value for name, value in merged.items() if value is not None}
 
 
 def require_engine_row(session: Session, engine_id: str, boot_id: str | None = None) -> Engine:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import ResourceMetrics
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 
 from controlplane.errors import BadRequest, ControlPlaneError
-from controlplane.ingest.otlp import attributes_of
+from controlplane.ingest.otlp import Message, attributes_of
 
 SCOPE = "kvdeck.engine"
 
@@ -63,3 +68,16 @@ def sender_of(resource: Resource) -> Sender:
             "Send the engine's own telemetry here, other services' to a tracing backend.",
         )
     return Sender(engine_id, boot_id)
+
+
+def named_engines(message: Message) -> Iterator[str]:
+    """The engines an export speaks for; a resource that names none is refused later, with its reason."""
+    parts: Iterable[ResourceSpans | ResourceMetrics] = ()
+    if isinstance(message, ExportTraceServiceRequest):
+        parts = message.resource_spans
+    elif isinstance(message, ExportMetricsServiceRequest):
+        parts = message.resource_metrics
+    for part in parts:
+        engine_id = attributes_of(part.resource.attributes).get("kvdeck.engine.id")
+        if isinstance(engine_id, str):
+            yield engine_id

@@ -60,6 +60,8 @@ def _recovery_failure_rate(session: Session, engine: Engine, now: dt.datetime) -
 
 
 def _silent_seconds(_session: Session, engine: Engine, now: dt.datetime) -> float | None:
+    if engine.left_at is not None:
+        return 0.0  # it said goodbye
     silent = max(0.0, (now - engine.last_seen_at).total_seconds())
     return silent if silent < GONE_AFTER.total_seconds() else 0.0  # nobody waits for an engine gone for a day
 

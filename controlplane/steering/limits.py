@@ -10,7 +10,8 @@ from typing import Any
 
 from controlplane.errors import BadRequest
 
-MODES = ("normal", "no_disk", "resident_only", "full_only", "bypass")
+LADDER = ("normal", "no_disk", "resident_only", "full_only", "bypass")  # of degradation, as the policy climbs it
+MODES = (*LADDER, "drain")
 DEFAULT_MODE_HOLD = dt.timedelta(hours=1)
 LONGEST_MODE_HOLD = dt.timedelta(days=7)
 CODEC_NAME = re.compile(r"^[a-z][a-z0-9_]{0,31}$")
@@ -51,13 +52,17 @@ def _codec(value: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """A share of the GPU tier, strictly between 0 and 1."""
+    """A share of the GPU tier, between 0 and 1: neither of them, unless it may be `whole`."""
 
     why: str
+    whole: bool = False
 
     def __call__(self, value: Any) -> str | None:
+        """None if the value is a share, else what is wrong with it."""
         ok = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1
-        return None if ok else f"must be a share between 0 and 1, got {value!r}: {self.why}"
+        ok = ok or (self.whole and value == 1 and not isinstance(value, bool))
+        most = "above 0 and at most 1" if self.whole else "between 0 and 1"
+        return None if ok else f"must be a share {most}, got {value!r}: {self.why}"
 
 
 def _admission_rule(value: Any) -> str | None:
@@ -121,6 +126,7 @@ KNOBS: Mapping[str, Callable[[Any], str | None]] = {
         least=0, most=16_777_216, unit="tokens", why="0 keeps only the default checkpoints"
     ),
     "checkpoint_budget_ratio": Share(why="windows and tails may fill so much of the GPU tier"),
+    "pin_budget_ratio": Share(why="all pins together may hold so much of the GPU tier", whole=True),
     "namespace_caps": _namespace_caps,
     "admission_rule": _admission_rule,
     "eviction": _eviction,
@@ -132,7 +138,7 @@ def check_changes(
 ) -> dict[str, Any]:
     """The changes, complete and inside their limits; None as a value removes a key.
 
-    `page_tokens` is the engine's page, None for a change to the whole fleet. With `hold_mode`, a degraded mode without
+    `page_tokens` is the page that checkpoints must end, None while it is not known. With `hold_mode`, a mode without
     `mode_expires_at` is held for one hour, so that nobody forgets it. Raises BadRequest with every problem found.
     """
     problems = [f"{key} is no knob; there are {', '.join(KNOBS)}" for key in changes if key not in KNOBS]
@@ -157,7 +163,7 @@ def _check_together(changes: Mapping[str, Any], *, page_tokens: int | None, now:
     problems = []
     every = changes.get("checkpoint_every_tokens")
     if every and page_tokens and every % page_tokens:
-        problems.append(f"checkpoint_every_tokens must be a multiple of this engine's page of {page_tokens} tokens")
+        problems.append(f"checkpoint_every_tokens must be a multiple of the page of {page_tokens} tokens, got {every}")
     expires = changes.get("mode_expires_at")
     if expires is not None:
         if changes.get("mode") is None:

@@ -121,7 +121,7 @@ class Scheduler:
             )
             changes = alerts.evaluate(session, now)
         for scope in ended:
-            WAKEUPS.notify(scope)
+            WAKEUPS.notify(scope.engine_id)
         for change in changes:
             log.warning("alert %s on %s is %s: %s", change.rule, change.engine_id, change.state, change.summary)
             if change.rule == "recovery_failure_rate":

@@ -1,7 +1,7 @@
 """The tables of the store. `migrations/versions/` builds exactly these; a test compares the two."""
 
 from controlplane.store.base import Base
-from controlplane.store.models_prefixes import Checkpoint, Engine, HistoryGap, Prefix, PrefixVersion
+from controlplane.store.models_prefixes import Checkpoint, Engine, HistoryGap, Prefix, PrefixLabel, PrefixVersion
 from controlplane.store.models_series import (
     IngestedBatch,
     MetricPoint,
@@ -29,6 +29,7 @@ __all__ = [
     "Policy",
     "PolicyRun",
     "Prefix",
+    "PrefixLabel",
     "PrefixVersion",
     "RequestRollup",
     "Token",

@@ -20,7 +20,13 @@ class Engine(Base):
     model: Mapped[str] = mapped_column(String(128))
     fingerprint: Mapped[str] = mapped_column(String(64))
     page_tokens: Mapped[int]
+    group_name: Mapped[str] = mapped_column(String(64), default="", server_default="")  # "": in no group
     labels: Mapped[dict[str, Any]]
+    # The two above are what counts: what the engine says of itself, overlaid by what operators have set since.
+    said: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # {"group", "labels"}
+    placed: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")  # {"group"?, "labels": {k: v}}
+    left_at: Mapped[dt.datetime | None]  # it said goodbye; None while it is expected to speak
+    forgotten_at: Mapped[dt.datetime | None]  # an operator took it out of the lists; it comes back by registering
     registered_at: Mapped[dt.datetime]
     last_seen_at: Mapped[dt.datetime]
     observed_revision: Mapped[int] = mapped_column(default=0)
@@ -59,6 +65,18 @@ class Prefix(Base):
         Index("ix_prefixes_served", "engine_id", "tokens_served"),
         Index("ix_prefixes_parent", "engine_id", "parent_id"),
     )
+
+
+class PrefixLabel(Base):
+    """A name an operator gave a prefix. A prefix id is the same on every engine and in every life, and so is this."""
+
+    __tablename__ = "prefix_labels"
+    prefix_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    value: Mapped[str] = mapped_column(String(128))
+    actor: Mapped[str] = mapped_column(String(128))
+    at: Mapped[dt.datetime]
+    __table_args__ = (Index("ix_prefix_labels_value", "name", "value"),)
 
 
 class PrefixVersion(Base):

@@ -16,7 +16,8 @@ class DesiredState(Base):
 
     __tablename__ = "desired_state"
     revision: Mapped[int] = mapped_column(RowId, primary_key=True, autoincrement=True)
-    engine_id: Mapped[str | None] = mapped_column(String(64), index=True)  # None: every engine
+    engine_id: Mapped[str | None] = mapped_column(String(64), index=True)
+    group_name: Mapped[str | None] = mapped_column(String(64), index=True)  # neither of the two: every engine
     document: Mapped[dict[str, Any]]
     actor: Mapped[str] = mapped_column(String(128))
     reason: Mapped[str] = mapped_column(Text)
@@ -44,6 +45,9 @@ class Command(Base):
     delivered_at: Mapped[dt.datetime | None]
     finished_at: Mapped[dt.datetime | None]
     traceparent: Mapped[str | None] = mapped_column(String(64))
+    batch_id: Mapped[str | None] = mapped_column(String(36), index=True)  # the commands of one request have one
+    selection: Mapped[dict[str, Any] | None]  # how its prefixes were chosen, when, and how many were left out why
+    cancel_requested_at: Mapped[dt.datetime | None]  # somebody wants it stopped; the engine has not said so yet
     __table_args__ = (Index("ix_commands_created", "created_at"),)
 
 
@@ -122,3 +126,4 @@ class Token(Base):
     expires_at: Mapped[dt.datetime | None]
     used_at: Mapped[dt.datetime | None]
     one_time: Mapped[bool] = mapped_column(default=False)
+    engine_id: Mapped[str | None] = mapped_column(String(64))  # role engine: whom it speaks for; None: not bound yet

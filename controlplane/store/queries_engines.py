@@ -16,7 +16,8 @@ from controlplane.store.query_types import view
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineView:
-    """One engine. `health`: live, stale, unreachable. `sync`: in_sync, behind, refused (it said why in `observed`)."""
+    """One engine. `health`: live, stale, unreachable, left (it said goodbye). `sync`: in_sync, behind, refused (it said
+    why in `observed`)."""
 
     id: str
     boot_id: str
@@ -35,18 +36,20 @@ class EngineView:
     stats: dict[str, Any]
     snapshot_wanted: bool
     open_gaps: int
+    group: str = ""
+    left_at: dt.datetime | None = None
 
 
 def list_engines(
     session: Session, now: dt.datetime, *, stale_seconds: float = 15, unreachable_seconds: float = 60
 ) -> list[EngineView]:
-    """Every engine that ever registered, by id."""
+    """Every engine that ever registered and was not forgotten, by id."""
     revisions = _desired_revisions(session)
-    fleet = revisions.get(None, 0)
     gaps = _open_gaps(session)
+    limits = (stale_seconds, unreachable_seconds)
     return [
-        _view(row, now, max(fleet, revisions.get(row.id, 0)), gaps.get(row.id, 0), (stale_seconds, unreachable_seconds))
-        for row in session.scalars(select(Engine).order_by(Engine.id))
+        _view(row, now, _newest_for(row, revisions), gaps.get(row.id, 0), limits)
+        for row in session.scalars(select(Engine).where(Engine.forgotten_at.is_(None)).order_by(Engine.id))
     ]
 
 
@@ -67,12 +70,19 @@ def _view(row: Engine, now: dt.datetime, desired: int, gaps: int, limits: tuple[
     return view(
         EngineView,
         row,
+        group=row.group_name,
         last_seen_seconds=age,
-        health="live" if age <= limits[0] else "stale" if age <= limits[1] else "unreachable",
+        health=_health(row, age, limits),
         desired_revision=desired,
         sync=_sync(row, desired),
         open_gaps=gaps,
     )
+
+
+def _health(row: Engine, age_seconds: float, limits: tuple[float, float]) -> str:
+    if row.left_at is not None:
+        return "left"
+    return "live" if age_seconds <= limits[0] else "stale" if age_seconds <= limits[1] else "unreachable"
 
 
 def _sync(row: Engine, desired: int) -> str:
@@ -81,9 +91,15 @@ def _sync(row: Engine, desired: int) -> str:
     return "refused" if row.observed.get("error") else "in_sync"
 
 
-def _desired_revisions(session: Session) -> dict[str | None, int]:
-    query = select(DesiredState.engine_id, func.max(DesiredState.revision)).group_by(DesiredState.engine_id)
-    return dict(session.execute(query).tuples().all())
+def _newest_for(row: Engine, revisions: dict[tuple[str | None, str | None], int]) -> int:
+    scopes = ((None, None), (None, row.group_name), (row.id, None))
+    return max(revisions.get(scope, 0) for scope in scopes)
+
+
+def _desired_revisions(session: Session) -> dict[tuple[str | None, str | None], int]:
+    scope = (DesiredState.engine_id, DesiredState.group_name)
+    query = select(*scope, func.max(DesiredState.revision)).group_by(*scope)
+    return {(engine_id, group): revision for engine_id, group, revision in session.execute(query)}
 
 
 def _open_gaps(session: Session) -> dict[str, int]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import ColumnElement, func, or_, select
 from sqlalchemy.orm import Session
 
 from controlplane.errors import BadRequest, NotFound
-from controlplane.store.models import Checkpoint, HistoryGap, Prefix, PrefixVersion, ValidationFailure
+from controlplane.store.models import Checkpoint, HistoryGap, Prefix, PrefixLabel, PrefixVersion, ValidationFailure
 from controlplane.store.queries_failures import FailureView
 from controlplane.store.query_types import STATES, of_engine, view
 
@@ -42,6 +42,7 @@ class PrefixView:
     created_at: dt.datetime
     changed_at: dt.datetime
     served_at: dt.datetime | None
+    labels: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +148,7 @@ def list_prefixes(
     search: str = "",
     id_start: str = "",
     pinned: bool | None = None,
+    label: tuple[str, str | None] | None = None,
     order: str = "served",
     limit: int = 100,
     offset: int = 0,
@@ -154,7 +156,7 @@ def list_prefixes(
     """Prefixes that match, in one of ORDERS. Without `states`: all but the evicted ones.
 
     `search` matches the start of a prefix id or any part of a namespace, `id_start` only the former. `limit` is held to
-    1,000. Raises BadRequest for an order or a state there is none of.
+    1,000; `label` is a name with its value, or None for any. Raises BadRequest for an order or a state there is none of.
     """
     if order not in ORDERS:
         raise BadRequest("order_unknown", f"There is no order {order!r}.", f"Orders: {', '.join(ORDERS)}.")
@@ -163,6 +165,8 @@ def list_prefixes(
     conditions = [*_present(engine_id), *_matching(states, namespace, search, pinned)]
     if id_start:
         conditions.append(Prefix.prefix_id.startswith(id_start.lower(), autoescape=True))
+    if label is not None:
+        conditions.append(has_label(*label))
     total = session.scalar(select(func.count()).select_from(Prefix).where(*conditions)) or 0
     query = (
         select(Prefix)
@@ -171,7 +175,7 @@ def list_prefixes(
         .limit(max(1, min(limit, MOST_ROWS)))
         .offset(max(0, offset))
     )
-    return PrefixPage(total=total, rows=[view(PrefixView, row) for row in session.scalars(query)])
+    return PrefixPage(total=total, rows=_views(session, session.scalars(query).all()))
 
 
 def get_prefix(session: Session, engine_id: str, prefix_id: str) -> PrefixDetail:
@@ -184,7 +188,7 @@ def get_prefix(session: Session, engine_id: str, prefix_id: str) -> PrefixDetail
             "`kvdeck prefixes` lists those there are; an evicted one is forgotten when its history is.",
         )
     return PrefixDetail(
-        now=view(PrefixView, row),
+        now=_views(session, [row])[0],
         versions=list_versions(session, engine_id, prefix_id),
         versions_total=_count_versions(session, engine_id, prefix_id),
         checkpoints=_checkpoints(session, engine_id, prefix_id),
@@ -216,7 +220,7 @@ def list_children(
         .order_by(Prefix.tokens_served.desc(), Prefix.prefix_id)
         .limit(limit)
     )
-    return [view(PrefixView, row) for row in session.scalars(query)]
+    return _views(session, session.scalars(query).all())
 
 
 def list_gaps(
@@ -247,9 +251,30 @@ def list_damaged(session: Session, engine_id: str | None = None, *, limit: int =
         .order_by(Prefix.changed_at.desc())
         .limit(limit)
     )
-    return [
-        view(DamagedView, version, prefix=view(PrefixView, prefix)) for prefix, version in session.execute(query).all()
-    ]
+    found = session.execute(query).all()
+    views = _views(session, [prefix for prefix, _ in found])
+    return [view(DamagedView, version, prefix=prefix) for prefix, (_, version) in zip(views, found, strict=True)]
+
+
+def has_label(name: str, value: str | None) -> ColumnElement[bool]:
+    """Whether a prefix has the label, with this value or (None) any."""
+    named = select(PrefixLabel.prefix_id).where(PrefixLabel.name == name)
+    return Prefix.prefix_id.in_(named if value is None else named.where(PrefixLabel.value == value))
+
+
+def labels_of(session: Session, prefix_ids: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Prefix -> its labels, of those that have any."""
+    found: dict[str, dict[str, str]] = {}
+    for start in range(0, len(prefix_ids), 500):
+        chunk = list(prefix_ids[start : start + 500])
+        for row in session.scalars(select(PrefixLabel).where(PrefixLabel.prefix_id.in_(chunk))):
+            found.setdefault(row.prefix_id, {})[row.name] = row.value
+    return found
+
+
+def _views(session: Session, rows: Sequence[Prefix]) -> list[PrefixView]:
+    labels = labels_of(session, [row.prefix_id for row in rows])
+    return [view(PrefixView, row, labels=labels.get(row.prefix_id, {})) for row in rows]
 
 
 def _present(engine_id: str | None) -> list[ColumnElement[bool]]:

@@ -189,7 +189,7 @@ def test_a_hold_that_ends_becomes_a_revision(deck: Deck) -> None:
     with deck.store.write() as session:
         held = desired.revise(session, deed(), engine_id=ENGINE, changes={"mode": "bypass", "cap_prefixes": 5})
         assert desired.expire_modes(session, deed(NOW + dt.timedelta(minutes=59))) == []
-        assert desired.expire_modes(session, deed(NOW + dt.timedelta(minutes=61))) == [ENGINE]
+        assert desired.expire_modes(session, deed(NOW + dt.timedelta(minutes=61))) == [desired.Scope(engine_id=ENGINE)]
         now = desired.effective(session, ENGINE, NOW + dt.timedelta(minutes=61))
     assert now.document == {"cap_prefixes": 5}
     assert now.revision > held.revision

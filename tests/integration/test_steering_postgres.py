@@ -69,4 +69,4 @@ def test_the_write_door_and_the_sweeps_work_on_postgres(stores: tuple[Store, Sto
     scheduler.sweep()
     scheduler.stop()
     with store.read() as session:
-        assert desired.newest(session, ENGINE).document == {}
+        assert desired.newest(session, desired.Scope(engine_id=ENGINE)).document == {}
