@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
+from engine.consistency.orders import TailsFirst
 from engine.consistency.prefix import CauseOf, Transition
 from engine.consistency.state import Cause, State
 from engine.memory.holding import Holding, Tier
@@ -57,6 +58,7 @@ def stats(ledger: Ledger, queues: FormQueues, pace: PrefillPace) -> dict[str, An
             "oldest_lease_s": ledger.leases.oldest_s(),
             "telemetry_dropped": tally.dropped_checks + tally.dropped_requests,
             "recoveries": outcomes,
+            "lost": dict(c.lost),
             "wrong_bytes": c.wrong_bytes,
             "verified_bytes": c.verified_bytes,
             "quarantined": [
@@ -150,6 +152,9 @@ def check(ledger: Ledger) -> list[str]:
         found += _check_states(ledger, nodes)
         found += _check_leases(ledger, nodes)
         found += _check_namespaces(ledger, nodes)
+        for tier, order in ledger.orders.items():
+            found += [f"order of {tier}: {line}" for line in order.violations()]
+            found += _check_order(nodes, tier, order)
         found += ledger.pins.violations(node.record for node in nodes)
         if len(nodes) != len(ledger.nodes):
             found.append(f"index: {len(nodes)} nodes in the tree, {len(ledger.nodes)} by id")
@@ -240,6 +245,14 @@ def _check_leases(ledger: Ledger, nodes: list[PrefixNode]) -> list[str]:
     # Commits and restores in flight pin too, so more is possible while work runs; fewer never is.
     short = [n.record.prefix_id for n in nodes if n.record.leases < pins.get(id(n), 0)]
     return [f"{len(short)} prefixes count fewer leases than run through them, e.g. {short[0]}"] if short else []
+
+
+def _check_order(nodes: list[PrefixNode], tier: Tier, order: TailsFirst[PrefixNode]) -> list[str]:
+    held = {id(node) for node in nodes if node.record.held_bytes(tier)}
+    wrong = [node.record.prefix_id for node in nodes if (node in order) != (id(node) in held)]
+    if not wrong and len(order) == len(held):
+        return []
+    return [f"order of {tier}: it has {len(order)} prefixes, {len(held)} have bytes there; e.g. {wrong[:1]}"]
 
 
 def _check_namespaces(ledger: Ledger, nodes: list[PrefixNode]) -> list[str]:

@@ -62,6 +62,8 @@ class Explanation(NamedTuple):
     tracestate: str = ""
     continued: bool = False  # the trace was begun by the caller
     cost: Cost | None = None
+    lost: tuple[tuple[str, int], ...] = ()  # cause -> tokens; with the usable ones they are the prompt's
+    lost_prefix_id: str = ""  # the prefix that would have continued the hit, had it not been evicted
 
 
 class LeaseSource(Protocol):

@@ -126,6 +126,18 @@ class RadixIndex(Generic[R]):
         hasher.update(tail)
         return prefix_id_of(hasher)
 
+    def path_id(self, space: str, match: Match[R]) -> str:
+        """What names the path that ends where `match` does: the id of the prefix that ends there, or would, and `space`
+        for the empty one. Hashes what it shares of the last node, if that is not all."""
+        if not match.nodes:
+            return space
+        node = match.nodes[-1]
+        if node.last_page == match.pages or node.parent is None:
+            return prefix_id_of(node.hasher)
+        hasher = node.parent.hasher.copy()
+        hasher.update(node.edge[: (match.pages - node.first_page) * self.page_bytes])
+        return prefix_id_of(hasher)
+
     def walk(self) -> Iterator[Node[R]]:
         """Every node, parents before children."""
         stack = [child for root in self._roots.values() for child in root.children.values()]

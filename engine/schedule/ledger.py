@@ -8,25 +8,29 @@ Publishing: bytes, then checksums, then the index entry. Unpublishing: the entry
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import Condition, RLock
 
 from engine.clock import Clock
 from engine.consistency.admission import Caps, Usage
-from engine.consistency.eviction import EvictionRule, LeastRecentlyUsed, OldestFirst
+from engine.consistency.eviction import EvictionRule, OldestFirst
 from engine.consistency.graph import GraphGuard
 from engine.consistency.lease import LeaseTable
+from engine.consistency.lost import LostMemory
 from engine.consistency.namespaces import NamespaceBooks, Shares
+from engine.consistency.orders import LeastRecentlyUsed, TailsFirst
 from engine.consistency.pins import PinBooks
 from engine.consistency.prefix import CauseOf, Checkpoint, PrefixRecord
 from engine.consistency.state import SERVED, Cause, State
 from engine.index.node import Node
 from engine.index.radix import RadixIndex
-from engine.index.space import is_approximate, namespace_of
+from engine.index.space import is_approximate, namespace_of, space_of
 from engine.memory.holding import Holding, Tier
 from engine.memory.tiers import Tiers
 from engine.model.objects import BOUNDARY_KINDS, ObjectKind, PrefixLayouts
 from engine.model.spec import ModelSpec
+from engine.schedule.losses import Losses
 from engine.schedule.underway import Underway
 from engine.schedule.validation import VALIDATION_OF, Check, Validation, Verdict
 from engine.telemetry.ring import NO_SPAN, Ring, SpanContext, new_span
@@ -53,6 +57,7 @@ class Counters:
     by_namespace: dict[str, list[int]] = field(default_factory=dict)  # tokens, requests asked
     by_outcome: dict[str, int] = field(default_factory=dict)
     by_gap: dict[str, int] = field(default_factory=dict)  # reason -> tokens of lcp that were not usable
+    lost: dict[str, int] = field(default_factory=dict)  # cause -> tokens of prompts that were no hit
     recoveries: dict[tuple[str, str], int] = field(default_factory=dict)  # tier, outcome
     evictions: dict[tuple[str, str], int] = field(default_factory=dict)  # cause, kind
     refusals: dict[str, int] = field(default_factory=dict)  # reason -> commits of which nothing was kept
@@ -85,6 +90,7 @@ class Ledger:
         caps: Caps,
         lease_s: float,
         pin_budget_ratio: float = 0.5,
+        lost_memory_bytes: int = 0,
     ) -> None:
         self.lock = RLock()
         self.settled = Condition(self.lock)  # notified when a busy prefix is free again
@@ -100,9 +106,10 @@ class Ledger:
         self.leases = LeaseTable(clock, lease_s)
         self.underway = Underway(tiers)
         self.index: RadixIndex[PrefixRecord] = RadixIndex(spec.page_tokens, spec.fingerprint, self._root_record)
+        self.losses = Losses(LostMemory(spec.page_tokens, lost_memory_bytes), self.index)
         self.nodes: dict[str, PrefixNode] = {}
-        self.orders: dict[Tier, LeastRecentlyUsed[PrefixNode]] = {
-            tier: LeastRecentlyUsed(_namespace_of_node) for tier in Tier
+        self.orders: dict[Tier, TailsFirst[PrefixNode]] = {
+            tier: TailsFirst(_parent_of, _children_of, _namespace_of_node) for tier in Tier
         }
         self.checkpoints: LeastRecentlyUsed[tuple[PrefixNode, str]] = LeastRecentlyUsed(_namespace_of_checkpoint)
         self.checkpoint_gpu_bytes = 0
@@ -223,10 +230,8 @@ class Ledger:
         self.states[State.NEW] += 1
         record.refresh()
         lower.refresh()
-        for tier, order in self.orders.items():
-            if node in order and record.held_bytes(tier):
-                order.touch(node)
-                order.touch(upper)
+        for order in self.orders.values():
+            order.insert_above(upper, node)
         self.place(upper)
         self.place(node)
         after = State.FULL_RESTORE if lower.state is State.FULL_RESTORE else record.natural_state
@@ -238,12 +243,11 @@ class Ledger:
     # -- orders -----------------------------------------------------------------------------------------------------
 
     def touch(self, nodes: list[PrefixNode], now_ns: int) -> None:
-        """A path was used: its end first, its start last, so that parents stay younger than children."""
-        for node in reversed(nodes):
-            node.record.served_ns = now_ns
+        """A path was used: to touch its end is to touch all of it."""
+        if nodes:
+            nodes[-1].record.served_ns = now_ns
             for order in self.orders.values():
-                if node in order:
-                    order.touch(node)
+                order.touch_path(nodes[-1])
 
     def place(self, node: PrefixNode) -> None:
         """Put a prefix into exactly the orders of the tiers it has bytes in, and its bytes into the books. To be called
@@ -319,10 +323,12 @@ class Ledger:
         """Evict a leaf altogether: the entry first, then its bytes. Returns bytes freed in all tiers."""
         record = node.record
         start_ns = self.clock.monotonic_ns()
-        self.index.remove(node)
-        del self.nodes[record.prefix_id]
         for order in self.orders.values():
             order.discard(node)
+        self.index.remove(node)
+        del self.nodes[record.prefix_id]
+        space = space_of(record.namespace, approximate=record.approximate)
+        self.losses.left(space, record.parent_id, node.edge, cause, record.prefix_id)
         freed = 0
         for checkpoint_id in list(record.checkpoints):
             freed += self.drop_checkpoint(node, checkpoint_id)
@@ -444,6 +450,14 @@ class Ledger:
             host_bytes=tiers.host.live_bytes if tiers.host else 0,
             disk_bytes=tiers.disk.used_bytes if tiers.disk else 0,
         )
+
+
+def _parent_of(node: PrefixNode) -> PrefixNode | None:
+    return node.parent
+
+
+def _children_of(node: PrefixNode) -> Iterable[PrefixNode]:
+    return node.children.values()
 
 
 def _namespace_of_node(node: PrefixNode) -> str:

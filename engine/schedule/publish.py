@@ -91,6 +91,26 @@ class Publisher:
         computed from; `space` is the index key (index/space.py). Raises `StateMismatch` when the tensors do not fit the
         model; nothing is kept then.
         """
+        done = self._commit(space, tokens, state, checkpoints, cause, span, lease)
+        if done.reason != "ok":
+            self.remember_refused(space, tokens, done.reason)
+        return done
+
+    def remember_refused(self, space: str, tokens: bytes, reason: str) -> None:
+        """Who asks for these tokens again is told why they are not there."""
+        with self._ledger.lock:
+            self._ledger.losses.refused(space, tokens, reason)
+
+    def _commit(
+        self,
+        space: str,
+        tokens: bytes,
+        state: NewState | None,
+        checkpoints: Iterable[int],
+        cause: CauseOf,
+        span: SpanContext,
+        lease: Lease | None = None,
+    ) -> CommitResult:
         n_tokens = len(tokens) // TOKEN_BYTES
         pages = n_tokens // self._page_tokens
         positions = sorted(b for b in set(checkpoints) if self._page_tokens <= b <= n_tokens)

@@ -16,6 +16,7 @@ from engine.memory.holding import Bound, Tier
 from engine.model.objects import ObjectKind
 from engine.schedule.gate import Gate
 from engine.schedule.ledger import Ledger, PrefixNode
+from engine.schedule.losses import Loss, Lost
 from engine.schedule.plan import Outlook, Planner, RecoveryPlan, kinds_served
 from engine.schedule.queues import FormQueues, QueueFull
 from engine.schedule.recovery import Recovery, RestoreJob, deadline_after
@@ -26,6 +27,7 @@ _ATTEMPTS = 4
 """Rounds of plan and restore in one acquire; each later one has less deadline left."""
 
 
+_LOST = {str(cause): f"kvcache.lost.{cause}" for cause in Loss}
 _NOT_SERVED = (Verdict.FAIL, Verdict.REPAIRABLE)
 
 
@@ -232,6 +234,7 @@ class Server:
         if request.mode is Mode.BYPASS:
             outcome = "bypass"
         gap = "none" if usable == lcp and lcp else ("new_content" if not lcp else request.reason or "no_checkpoint")
+        lost = self._lost(request, outlook.match, lcp, usable)
         spans, blocks = self._bind(boundary) if boundary is not None else ({}, {})
         last = boundary.nodes[-1].record if boundary is not None else None
         approximate = boundary is not None and (boundary.approximate or (request.approximate and lossy(spans)))
@@ -251,6 +254,8 @@ class Server:
             cost=outlook.unpaid
             if boundary is None
             else self._planner.cost(boundary, request.restore_bytes, request.restore_s),
+            lost=tuple(lost.tokens.items()),
+            lost_prefix_id=lost.prefix_id,
         )
         return Lease(
             self._source,
@@ -267,6 +272,12 @@ class Server:
             blocks=blocks,
             approximate=approximate,
         )
+
+    def _lost(self, request: _Request, match: Match[PrefixRecord], lcp_tokens: int, usable_tokens: int) -> Lost:
+        approximate = bool(match.nodes) and match.nodes[0].record.approximate
+        space = space_of(request.namespace, approximate=approximate)
+        gap = request.refuse or request.reason or "no_checkpoint"
+        return self._ledger.losses.attribute(space, request.tokens, match, lcp_tokens, usable_tokens, gap)
 
     def _bind(self, boundary: Boundary) -> tuple[dict[ObjectKind, list[Bound]], dict[ObjectKind, Bound]]:
         tiers = self._ledger.tiers
@@ -317,6 +328,8 @@ class Server:
         c.by_outcome[why.outcome] = c.by_outcome.get(why.outcome, 0) + 1
         if lease.lcp_tokens > lease.usable_tokens:
             c.by_gap[why.reason] = c.by_gap.get(why.reason, 0) + lease.lcp_tokens - lease.usable_tokens
+        for cause, n in why.lost:
+            c.lost[cause] = c.lost.get(cause, 0) + n
         if boundary is None:
             return
         boundary.nodes[-1].record.tokens_served += lease.usable_tokens
@@ -340,6 +353,10 @@ class Server:
             "kvcache.outcome", why.outcome, "kvcache.reason", why.reason, "kvcache.mode", why.mode,
             "kvcache.basis", "approximate" if lease.approximate else "exact",
         )  # fmt: skip
+        for cause, n in why.lost:
+            attributes += (_LOST[cause], n)
+        if why.lost_prefix_id:
+            attributes += ("kvcache.lost.prefix.id", why.lost_prefix_id)
         if lease.usable_tokens:
             attributes += ("kvcache.prefix.id", why.prefix_id, "kvcache.state", why.state, "kvcache.tier", why.tier)
             if why.cost is not None:

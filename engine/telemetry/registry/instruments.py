@@ -6,7 +6,7 @@ from engine.config import Mode
 from engine.consistency.state import Cause, State
 from engine.memory.holding import Tier
 from engine.model.objects import ObjectKind
-from engine.telemetry.registry.spans import SPANS
+from engine.telemetry.registry.spans import LOSSES, SPANS
 from engine.telemetry.registry.words import Instrument, InstrumentKind, Label
 
 NAMESPACES_SHOWN = 50
@@ -66,6 +66,10 @@ _ALL = (
         Label(name="outcome", bound=4, meaning="hit, partial, miss, bypass"),
     ),
     _counter("kvcache.gap.tokens", "{token}", "Known tokens that were not usable, by why.", _REASON),
+    _counter(
+        "kvcache.lost", "{token}", "Tokens of prompts that were no hit, by why; with the usable ones, all.",
+        Label(name="cause", bound=len(LOSSES)), pulled="kvcache_lost_tokens_total",
+    ),
     _counter(
         "kvcache.queries", "1", "What was asked for, by namespace.", _NAMESPACE, _OF,
         by={"tokens": "kvcache_queried_tokens_total", "requests": "kvcache_queried_requests_total"},

@@ -40,6 +40,13 @@ _COMMANDS = (
     "evict", "warm", "restore", "pin", "unpin", "compress", "offload", "compact", "scrub", "reconfigure",
 )  # fmt: skip
 
+LOSSES = (
+    "new_content", "part_page", "caller_refused", "evicted_cap", "evicted_namespace", "evicted_pressure",
+    "evicted_command", "evicted_policy", "other_run", "admission_refused", "no_room", "lossy_refused",
+    "checkpoint_missing", "replay_refused", "indexer_behind", "damaged", "restore_slow", "restore_failed", "mode",
+)  # fmt: skip
+"""Why tokens of a prompt were no hit, as schedule/losses.py has them; a test compares the two."""
+
 ATTRIBUTES: dict[str, Attribute] = {
     a.name: a
     for a in (
@@ -55,6 +62,11 @@ ATTRIBUTES: dict[str, Attribute] = {
             "tokens read from the cache: usable less replay (OpenTelemetry's own name)",
             "{token}",
         ),
+        *(
+            _count(f"kvcache.lost.{cause}", "tokens that were no hit for this cause (losses.md)", "{token}")
+            for cause in LOSSES
+        ),
+        _text("kvcache.lost.prefix.id", "the prefix that would have continued the hit, had it not left", _PREFIX),
         _count("kvcache.new_tokens", "tokens that the commit added", "{token}"),
         _count("kvcache.new_pages", "pages that the commit added", "{page}"),
         _text("kvcache.outcome", "how it ended; each span names its values", "under 10 a span kind"),
@@ -130,7 +142,10 @@ SPANS: dict[str, SpanKind] = {
                 "namespace prompt_tokens lcp_tokens usable_tokens replay_tokens gen_ai.usage.cache_read.input_tokens "
                 "outcome reason mode basis"
             ),
-            sometimes=_names("prefix.id state tier plan.saving_s plan.restore_s dashboard.url"),
+            sometimes=(
+                *_names("prefix.id state tier plan.saving_s plan.restore_s lost.prefix.id dashboard.url"),
+                *(f"kvcache.lost.{cause}" for cause in LOSSES),
+            ),
         ),
         SpanKind(
             name="kvcache.validate",
