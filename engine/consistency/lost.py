@@ -1,7 +1,8 @@
 """What was lost lately, and to what: enough to tell, of tokens the index does not know, the evicted from the new.
 
 Holds no tokens: a lost run of pages is found by its path and a hash of its first page, and compared page by page by a
-sum over a few of each page's tokens. That tells where a prompt parts from the run; a collision only names a wrong cause.
+sum over a few of each page's tokens. That tells where a prompt parts from the run; a collision only names
+a wrong cause.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class Losses:
     def attribute(
         self, space: str, tokens: bytes, match: Match[PrefixRecord], lcp_tokens: int, usable_tokens: int, gap: str
     ) -> Lost:
-        """Every token past `usable_tokens`, by cause. `gap` is why known ones were not usable; `match` is in `space`."""
+        """Every token past `usable_tokens`, by cause. `gap`: why known ones were not usable; `match` is in `space`."""
         lost = Lost()
         lost.add(LOSS_OF_GAP.get(gap, Loss.RESTORE_FAILED), lcp_tokens - usable_tokens)
         left = len(tokens) // TOKEN_BYTES - lcp_tokens
