@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta, Struct, field
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from controlplane.ingest.otlp import attributes_of
-from controlplane.store.columns import EPOCH
+from controlplane.store.columns import EPOCH, micros
 from controlplane.store.query_types import STATES
 
 MAX_INT = (1 << 63) - 1
@@ -21,45 +24,75 @@ class BadFact(Exception):
     """A span or snapshot entry that does not keep the wire contract; the text says which field."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFact:
+def _attribute(name: str) -> str:
+    return "kvcache." + _DOTTED.get(name, name)
+
+
+# Of the names in wire.md, those whose dots are no underscores here.
+_DOTTED = {
+    "prefix_id": "prefix.id",
+    "parent_id": "parent.id",
+    "command_id": "command.id",
+    "state_from": "state.from",
+    "state_to": "state.to",
+    "gpu_bytes": "bytes.gpu",
+    "host_bytes": "bytes.host",
+    "disk_bytes": "bytes.disk",
+    "bytes_moved": "bytes",
+    "cause_trace_id": "cause.trace_id",
+    "cause_span_id": "cause.span_id",
+}
+
+Count = Annotated[int, Meta(ge=0, le=MAX_INT)]
+Ordinal = Annotated[int, Meta(ge=1, le=MAX_INT)]
+Id = Annotated[str, Meta(min_length=1, max_length=32)]
+Word = Annotated[str, Meta(min_length=1, max_length=24)]
+Cause = Annotated[str, Meta(min_length=1, max_length=32)]
+Reason = Annotated[str, Meta(min_length=1, max_length=64)]
+Namespace = Annotated[str, Meta(min_length=1, max_length=128)]
+
+
+class CheckpointFact(Struct, frozen=True, kw_only=True):
     """A boundary the prefix holds objects for."""
 
-    checkpoint_id: str
-    boundary: int
-    kinds: list[str]
-    tiers: list[str]
+    checkpoint_id: Id = field(name="id")
+    boundary: Count
+    kinds: list[Any] = []
+    tiers: list[Any] = []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransitionFact:
-    """One transition of one prefix. `checkpoints` None: the engine did not say."""
+class TransitionFact(Struct, frozen=True, kw_only=True, rename=_attribute):
+    """One transition of one prefix, checked by msgspec in one go: there are thousands a second.
 
-    prefix_id: str
-    parent_id: str | None
-    namespace: str
-    life: int
-    version: int
-    state_from: str
-    state_to: str
-    cause: str
-    reason: str
-    at: dt.datetime
-    monotonic_ns: int
-    tokens: int
-    pages: int
-    bytes_moved: int
-    gpu_bytes: int
-    host_bytes: int
-    disk_bytes: int
-    objects: dict[str, Any]
-    checkpoints: list[CheckpointFact] | None
-    pinned: bool
-    command_id: str | None
-    trace_id: str
-    span_id: str
-    cause_trace_id: str | None
-    cause_span_id: str | None
+    `objects` is a JSON document as its text, which is how it is stored. `checkpoints` None: the engine did not say.
+    `at_us` is in microseconds since 1970.
+    """
+
+    prefix_id: Id
+    parent_id: Annotated[str, Meta(max_length=32)] = ""
+    namespace: Namespace = "default"
+    life: Ordinal
+    version: Ordinal
+    state_from: Word
+    state_to: Word
+    cause: Cause
+    reason: Reason = "none"
+    at_us: int
+    monotonic_ns: Count = 0
+    tokens: Count
+    pages: Count = 0
+    bytes_moved: Count = 0
+    gpu_bytes: Count = 0
+    host_bytes: Count = 0
+    disk_bytes: Count = 0
+    objects: str = "{}"
+    checkpoints: list[CheckpointFact] | None = None
+    pinned: bool = False
+    command_id: Annotated[str, Meta(max_length=36)] = ""
+    trace_id: str = ""
+    span_id: str = ""
+    cause_trace_id: Annotated[str, Meta(max_length=32)] = ""
+    cause_span_id: Annotated[str, Meta(max_length=16)] = ""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -109,24 +142,23 @@ def read_span(span: Span) -> Fact | None:
         return None
     if not 0 < span.start_time_unix_nano <= MAX_INT:
         raise BadFact("start time is absent")
-    return reader(Fields(attributes_of(span.attributes), "kvcache."), span)
+    return reader(span)
 
 
 def read_transition(entry: Mapping[str, Any], at: dt.datetime) -> TransitionFact:
     """The transition in a snapshot entry: attributes of `kvcache.transition` without the prefix. Raises BadFact."""
-    return _transition(Fields(entry, ""), at, trace_id="", span_id="")
+    return _transition({f"kvcache.{name}": value for name, value in entry.items()} | {"kvcache.at_us": micros(at)})
 
 
 class Fields:
     """Reads typed fields out of attributes, refusing what the columns could not hold."""
 
-    def __init__(self, values: Mapping[str, Any], prefix: str) -> None:
+    def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
-        self._prefix = prefix
 
     def text(self, name: str, *, longest: int, default: str | None = None) -> str:
         """A text of 1 to `longest` characters, or the default when it is absent."""
-        value = self._values.get(self._prefix + name)
+        value = self._values.get("kvcache." + name)
         if value is None and default is not None:
             return default
         if not isinstance(value, str) or not 0 < len(value) <= longest:
@@ -137,93 +169,91 @@ class Fields:
 
     def optional_text(self, name: str, *, longest: int) -> str | None:
         """As `text`; None when it is absent or empty."""
-        return self.text(name, longest=longest, default="") or None if self._values.get(self._prefix + name) else None
+        return self.text(name, longest=longest, default="") or None if self._values.get("kvcache." + name) else None
 
     def count(self, name: str, *, least: int = 0, default: int | None = None) -> int:
         """A whole number from `least`, or the default when it is absent."""
-        value = self._values.get(self._prefix + name)
+        value = self._values.get("kvcache." + name)
         if value is None and default is not None:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_INT:
             raise BadFact(f"{name} must be a whole number from {least}, got {value!r}")
         return value
 
-    def flag(self, name: str) -> bool:
-        """A truth value; false when it is absent."""
-        value = self._values.get(self._prefix + name, False)
-        if not isinstance(value, bool):
-            raise BadFact(f"{name} must be true or false, got {value!r}")
-        return value
 
-    def document(self, name: str) -> Any:
-        """A JSON document, as text or already read; None when it is absent."""
-        value = self._values.get(self._prefix + name)
-        if not isinstance(value, str):
-            return value
-        try:
-            return json.loads(value)
-        except ValueError:
-            raise BadFact(f"{name} is not JSON: {value[:60]!r}") from None
+def _transition_span(span: Span) -> TransitionFact:
+    values = attributes_of(span.attributes)
+    values["kvcache.at_us"] = span.start_time_unix_nano // 1000
+    values["kvcache.trace_id"], values["kvcache.span_id"] = span.trace_id.hex(), span.span_id.hex()
+    return _transition(values)
 
 
-def _transition_span(fields: Fields, span: Span) -> TransitionFact:
-    return _transition(fields, _at(span), trace_id=span.trace_id.hex(), span_id=span.span_id.hex())
+def _transition(values: dict[str, Any]) -> TransitionFact:
+    objects, checkpoints = values.get("kvcache.objects"), values.get("kvcache.checkpoints")
+    if objects is not None:
+        values["kvcache.objects"] = _objects(objects)
+    if checkpoints is not None:
+        values["kvcache.checkpoints"] = _checkpoints(checkpoints)
+    try:
+        fact = msgspec.convert(values, TransitionFact)
+    except msgspec.ValidationError as error:
+        raise BadFact(_why(error, values)) from None
+    if fact.state_to not in STATES:
+        raise BadFact(f"state.to {fact.state_to!r} is not one of {', '.join(STATES)}")
+    for name in _TEXTS:  # Postgres cannot hold it, and would refuse the whole batch
+        if "\0" in getattr(fact, name):
+            raise BadFact(f"{_DOTTED.get(name, name)} holds a NUL character")
+    return fact
 
 
-def _transition(fields: Fields, at: dt.datetime, *, trace_id: str, span_id: str) -> TransitionFact:
-    state_to = fields.text("state.to", longest=24)
-    if state_to not in STATES:
-        raise BadFact(f"state.to {state_to!r} is not one of {', '.join(STATES)}")
-    objects = fields.document("objects")
-    if objects is not None and not isinstance(objects, dict):
-        raise BadFact("objects must map object kinds to tiers to bytes")
-    return TransitionFact(
-        prefix_id=fields.text("prefix.id", longest=32),
-        parent_id=fields.optional_text("parent.id", longest=32),
-        namespace=fields.text("namespace", longest=128, default="default"),
-        life=fields.count("life", least=1),
-        version=fields.count("version", least=1),
-        state_from=fields.text("state.from", longest=24),
-        state_to=state_to,
-        cause=fields.text("cause", longest=32),
-        reason=fields.text("reason", longest=64, default="none"),
-        at=at,
-        monotonic_ns=fields.count("monotonic_ns", default=0),
-        tokens=fields.count("tokens"),
-        pages=fields.count("pages", default=0),
-        bytes_moved=fields.count("bytes", default=0),
-        gpu_bytes=fields.count("bytes.gpu", default=0),
-        host_bytes=fields.count("bytes.host", default=0),
-        disk_bytes=fields.count("bytes.disk", default=0),
-        objects=objects or {},
-        checkpoints=_checkpoints(fields.document("checkpoints")),
-        pinned=fields.flag("pinned"),
-        command_id=fields.optional_text("command.id", longest=36),
-        trace_id=trace_id,
-        span_id=span_id,
-        cause_trace_id=fields.optional_text("cause.trace_id", longest=32),
-        cause_span_id=fields.optional_text("cause.span_id", longest=16),
-    )
+_TEXTS = ("prefix_id", "parent_id", "namespace", "state_from", "cause", "reason", "objects", "command_id",
+          "cause_trace_id", "cause_span_id")  # fmt: skip
 
 
-def _checkpoints(document: Any) -> list[CheckpointFact] | None:
-    if document is None:
-        return None
-    if not isinstance(document, list) or not all(isinstance(entry, dict) for entry in document):
-        raise BadFact("checkpoints must be a list of {id, boundary, kinds, tiers}")
-    return [_checkpoint(Fields(entry, ""), entry) for entry in document]
+def _objects(document: Any) -> str:
+    """The document's text, once it is proved to be one. A JSON text may not say NUL either."""
+    text = document if isinstance(document, str) else json.dumps(document)
+    try:
+        _OBJECTS.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        raise BadFact("objects must map object kinds to tiers to bytes") from None
+    return text
 
 
-def _checkpoint(fields: Fields, entry: Mapping[str, Any]) -> CheckpointFact:
-    kinds, tiers = entry.get("kinds", []), entry.get("tiers", [])
-    if not isinstance(kinds, list) or not isinstance(tiers, list):
-        raise BadFact("kinds and tiers of a checkpoint must be lists")
-    return CheckpointFact(
-        checkpoint_id=fields.text("id", longest=32), boundary=fields.count("boundary"), kinds=kinds, tiers=tiers
-    )
+def _checkpoints(document: Any) -> list[CheckpointFact]:
+    try:
+        if isinstance(document, str):
+            return _CHECKPOINTS.decode(document)
+        return msgspec.convert(document, list[CheckpointFact])
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise BadFact(f"checkpoints must be a list of {{id, boundary, kinds, tiers}}: {error}") from None
 
 
-def _validation_span(fields: Fields, span: Span) -> ValidationFact:
+_OBJECTS = msgspec.json.Decoder(dict[Id, dict[Id, Count]])
+_CHECKPOINTS = msgspec.json.Decoder(list[CheckpointFact])
+_NAMED = re.compile(r"`(?:\$\.)?kvcache\.([a-z_.]+)`$")
+
+
+def _why(error: msgspec.ValidationError, values: Mapping[str, Any]) -> str:
+    """msgspec's refusal in the words of wire.md: which field, what it may be, what it was."""
+    found = _NAMED.search(str(error))
+    if found is None:
+        return str(error)
+    name = found.group(1)
+    wanted = next(f.type for f in msgspec.structs.fields(TransitionFact) if f.encode_name == f"kvcache.{name}")
+    return f"{name} must be {_in_words(msgspec.inspect.type_info(wanted))}, got {values.get(f'kvcache.{name}')!r}"
+
+
+def _in_words(kind: msgspec.inspect.Type) -> str:
+    if isinstance(kind, msgspec.inspect.IntType):
+        return f"a whole number from {kind.ge or 0}"
+    if isinstance(kind, msgspec.inspect.StrType):
+        return f"a text of {kind.min_length or 0} to {kind.max_length} characters"
+    return "true or false"
+
+
+def _validation_span(span: Span) -> ValidationFact:
+    fields = Fields(attributes_of(span.attributes))
     return ValidationFact(
         prefix_id=fields.text("prefix.id", longest=32, default=""),
         validation=fields.text("validation", longest=32),
@@ -237,7 +267,8 @@ def _validation_span(fields: Fields, span: Span) -> ValidationFact:
     )
 
 
-def _acquire_span(fields: Fields, span: Span) -> AcquireFact:
+def _acquire_span(span: Span) -> AcquireFact:
+    fields = Fields(attributes_of(span.attributes))
     return AcquireFact(
         prefix_id=fields.optional_text("prefix.id", longest=32),
         namespace=fields.text("namespace", longest=128, default="default"),
@@ -257,7 +288,7 @@ def _at(span: Span) -> dt.datetime:
     return EPOCH + dt.timedelta(microseconds=span.start_time_unix_nano // 1000)
 
 
-_READERS: dict[str, Callable[[Fields, Span], Fact]] = {
+_READERS: dict[str, Callable[[Span], Fact]] = {
     "kvcache.transition": _transition_span,
     "kvcache.validate": _validation_span,
     "kvcache.acquire": _acquire_span,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import func, or_, select, update
@@ -47,10 +47,17 @@ def remaining(gap: Span, come: Iterable[int]) -> list[Span]:
     return holes([*inside, gap.last + 1], gap.first - 1)
 
 
-def versions_known(session: Session, engine_id: str, facts: Sequence[TransitionFact]) -> dict[Life, int]:
-    """The newest version the history has of every life in `facts`. Read it before they are written."""
-    known: dict[Life, int] = {}
-    prefix_ids = sorted({fact.prefix_id for fact in facts})
+def versions_known(
+    session: Session, engine_id: str, facts: Sequence[TransitionFact], stored: Mapping[str, tuple[int, int]]
+) -> dict[Life, int]:
+    """The newest version known of every life in `facts`. Read it before they are written.
+
+    `stored` has the life and version each prefix is at, which answers for all but the lives before that one: only
+    those are looked up in the history.
+    """
+    known: dict[Life, int] = {(prefix_id, life): version for prefix_id, (life, version) in stored.items()}
+    earlier = {fact.prefix_id for fact in facts if fact.life < stored.get(fact.prefix_id, (0, 0))[0]}
+    prefix_ids = sorted(earlier)
     for start in range(0, len(prefix_ids), LOOKUP):
         query = (
             select(PrefixVersion.prefix_id, PrefixVersion.life, func.max(PrefixVersion.version))

@@ -7,6 +7,7 @@ its transition of the largest (life, version), whenever that came.
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,9 +16,9 @@ from sqlalchemy.orm import Session
 
 from controlplane.ingest.facts import AcquireFact, TransitionFact
 from controlplane.ingest.gaps import find_gaps, versions_known
-from controlplane.store.columns import EPOCH
+from controlplane.store.bulk import BulkInsert, Stored
 from controlplane.store.models import Checkpoint, Prefix, PrefixVersion
-from controlplane.store.upsert import Row, insert_for, insert_new, replace
+from controlplane.store.upsert import Row, insert_for
 
 VERSION_KEY = ("engine_id", "prefix_id", "life", "version")
 PREFIX_KEY = ("engine_id", "prefix_id")
@@ -30,12 +31,15 @@ def apply_transitions(
     """Write transitions, from spans or (`repaired`) from an engine's snapshot. Idempotent, in any order."""
     if not facts:
         return
-    known = versions_known(session, engine_id, facts)
+    stored = _orders(session, engine_id, {fact.prefix_id for fact in facts})
+    known = versions_known(session, engine_id, facts, stored)
     _append(session, engine_id, facts, repaired)
     find_gaps(session, engine_id, facts, known, now, repaired=repaired)
     newest = _newest_of(facts)
-    _upsert_prefixes(session, engine_id, newest)
-    _replace_checkpoints(session, engine_id, newest)
+    _PREFIXES.run(session, [_prefix_row(engine_id, fact) for fact in newest])
+    # Equal is let through here and in _keep_newer: a span may replace the snapshot row that stood in for it.
+    current = [fact for fact in newest if fact.order >= stored.get(fact.prefix_id, (0, 0))]
+    _replace_checkpoints(session, engine_id, [fact for fact in current if _tells_checkpoints(fact)])
 
 
 def apply_served(session: Session, engine_id: str, facts: Iterable[AcquireFact]) -> None:
@@ -86,44 +90,38 @@ def _unseen_prefix(engine_id: str, fact: AcquireFact) -> Row:
 
 def _append(session: Session, engine_id: str, facts: Sequence[TransitionFact], repaired: bool) -> None:
     rows = {(*fact.order, fact.prefix_id): _version_row(engine_id, fact, repaired) for fact in facts}
-    if repaired:
-        insert_new(session, PrefixVersion, list(rows.values()), VERSION_KEY)
-        return
+    (_GUESSED if repaired else _TOLD).run(session, list(rows.values()))
+
+
+VERSION_COLUMNS = (
+    "engine_id", "prefix_id", "life", "version", "state_from", "state_to", "cause", "reason", "at", "monotonic_ns",
+    "tokens", "bytes_moved", "gpu_bytes", "host_bytes", "disk_bytes", "objects", "command_id", "trace_id", "span_id",
+    "cause_trace_id", "cause_span_id", "repaired",
+)  # fmt: skip
+
+
+def _version_row(engine_id: str, fact: TransitionFact, repaired: bool) -> Stored:
+    return (
+        engine_id, fact.prefix_id, fact.life, fact.version, fact.state_from, fact.state_to, fact.cause, fact.reason,
+        fact.at_us, fact.monotonic_ns, fact.tokens, fact.bytes_moved, fact.gpu_bytes, fact.host_bytes, fact.disk_bytes,
+        fact.objects, fact.command_id or None, fact.trace_id, fact.span_id, fact.cause_trace_id or None,
+        fact.cause_span_id or None, repaired,
+    )  # fmt: skip
+
+
+def _replace_guess(statement: Any) -> Any:
     # A span knows more than the snapshot that stood in for it, and may even contradict a guessed eviction.
-    statement = insert_for(session, PrefixVersion)
-    first = next(iter(rows.values()))
-    others = {name: statement.excluded[name] for name in first if name not in VERSION_KEY}
-    upsert = statement.on_conflict_do_update(
-        index_elements=VERSION_KEY, set_=others, where=PrefixVersion.__table__.c.repaired
-    )
-    session.execute(upsert, list(rows.values()))
+    others = {name: statement.excluded[name] for name in VERSION_COLUMNS if name not in VERSION_KEY}
+    repaired = PrefixVersion.__table__.c.repaired
+    return statement.on_conflict_do_update(index_elements=VERSION_KEY, set_=others, where=repaired)
 
 
-def _version_row(engine_id: str, fact: TransitionFact, repaired: bool) -> Row:
-    return {
-        "engine_id": engine_id,
-        "prefix_id": fact.prefix_id,
-        "life": fact.life,
-        "version": fact.version,
-        "state_from": fact.state_from,
-        "state_to": fact.state_to,
-        "cause": fact.cause,
-        "reason": fact.reason,
-        "at": fact.at,
-        "monotonic_ns": fact.monotonic_ns,
-        "tokens": fact.tokens,
-        "bytes_moved": fact.bytes_moved,
-        "gpu_bytes": fact.gpu_bytes,
-        "host_bytes": fact.host_bytes,
-        "disk_bytes": fact.disk_bytes,
-        "objects": fact.objects,
-        "command_id": fact.command_id,
-        "trace_id": fact.trace_id,
-        "span_id": fact.span_id,
-        "cause_trace_id": fact.cause_trace_id,
-        "cause_span_id": fact.cause_span_id,
-        "repaired": repaired,
-    }
+def _keep_first(statement: Any) -> Any:
+    return statement.on_conflict_do_nothing(index_elements=VERSION_KEY)
+
+
+_TOLD = BulkInsert(PrefixVersion, VERSION_COLUMNS, _replace_guess)
+_GUESSED = BulkInsert(PrefixVersion, VERSION_COLUMNS, _keep_first)
 
 
 def _newest_of(facts: Sequence[TransitionFact]) -> list[TransitionFact]:
@@ -135,75 +133,76 @@ def _newest_of(facts: Sequence[TransitionFact]) -> list[TransitionFact]:
     return [newest[prefix_id] for prefix_id in sorted(newest)]
 
 
-def _upsert_prefixes(session: Session, engine_id: str, newest: Sequence[TransitionFact]) -> None:
-    statement = insert_for(session, Prefix)
+PREFIX_COLUMNS = (
+    "engine_id", "prefix_id", "life", "version", "state", "namespace", "parent_id", "tokens", "pages", "gpu_bytes",
+    "host_bytes", "disk_bytes", "objects", "pinned", "tokens_served", "requests_served", "created_at", "changed_at",
+)  # fmt: skip
+_COUNTED = ("tokens_served", "requests_served")
+
+
+def _prefix_row(engine_id: str, fact: TransitionFact) -> Stored:
+    born_us = fact.life // 1000  # a life is its birth in nanoseconds
+    return (
+        engine_id, fact.prefix_id, fact.life, fact.version, fact.state_to, fact.namespace, fact.parent_id or None,
+        fact.tokens, fact.pages, fact.gpu_bytes, fact.host_bytes, fact.disk_bytes, fact.objects, fact.pinned, 0, 0,
+        born_us, fact.at_us,
+    )  # fmt: skip
+
+
+def _keep_newer(statement: Any) -> Any:
     table, new = Prefix.__table__.c, statement.excluded
-    rows = [_prefix_row(engine_id, fact) for fact in newest]
-    served = ("tokens_served", "requests_served", "served_at")
-    changed = {name: new[name] for name in rows[0] if name not in PREFIX_KEY + served}
-    # Equal is let through: a span may replace the snapshot row that stood in for it.
+    changed = {name: new[name] for name in PREFIX_COLUMNS if name not in PREFIX_KEY + _COUNTED}
     is_newer = or_(new.life > table.life, (new.life == table.life) & (new.version >= table.version))
-    session.execute(statement.on_conflict_do_update(index_elements=PREFIX_KEY, set_=changed, where=is_newer), rows)
+    return statement.on_conflict_do_update(index_elements=PREFIX_KEY, set_=changed, where=is_newer)
 
 
-def _prefix_row(engine_id: str, fact: TransitionFact) -> Row:
-    return {
-        "engine_id": engine_id,
-        "prefix_id": fact.prefix_id,
-        "life": fact.life,
-        "version": fact.version,
-        "state": fact.state_to,
-        "namespace": fact.namespace,
-        "parent_id": fact.parent_id,
-        "tokens": fact.tokens,
-        "pages": fact.pages,
-        "gpu_bytes": fact.gpu_bytes,
-        "host_bytes": fact.host_bytes,
-        "disk_bytes": fact.disk_bytes,
-        "objects": fact.objects,
-        "pinned": fact.pinned,
-        "created_at": EPOCH + dt.timedelta(microseconds=fact.life // 1000),  # a life is its birth in nanoseconds
-        "changed_at": fact.at,
-        "tokens_served": 0,
-        "requests_served": 0,
-        "served_at": None,
-    }
+_PREFIXES = BulkInsert(Prefix, PREFIX_COLUMNS, _keep_newer)
 
 
-def _replace_checkpoints(session: Session, engine_id: str, newest: Sequence[TransitionFact]) -> None:
-    current = _still_newest(session, engine_id, [fact for fact in newest if _tells_checkpoints(fact)])
+def _replace_checkpoints(session: Session, engine_id: str, current: Sequence[TransitionFact]) -> None:
     prefix_ids = [fact.prefix_id for fact in current]
     for start in range(0, len(prefix_ids), LOOKUP):
         chosen = Checkpoint.prefix_id.in_(prefix_ids[start : start + LOOKUP])
-        session.execute(delete(Checkpoint).where(Checkpoint.engine_id == engine_id, chosen))
+        gone = delete(Checkpoint).where(Checkpoint.engine_id == engine_id, chosen)
+        session.execute(gone.execution_options(synchronize_session=False))
     rows = {
-        checkpoint.checkpoint_id: {
-            "engine_id": engine_id,
-            "checkpoint_id": checkpoint.checkpoint_id,
-            "prefix_id": fact.prefix_id,
-            "boundary": checkpoint.boundary,
-            "kinds": checkpoint.kinds,
-            "tiers": checkpoint.tiers,
-            "changed_at": fact.at,
-        }
+        checkpoint.checkpoint_id: (
+            engine_id,
+            checkpoint.checkpoint_id,
+            fact.prefix_id,
+            checkpoint.boundary,
+            json.dumps(checkpoint.kinds),
+            json.dumps(checkpoint.tiers),
+            fact.at_us,
+        )
         for fact in current
         if fact.state_to != "EVICTED"
         for checkpoint in fact.checkpoints or ()
     }
-    replace(session, Checkpoint, list(rows.values()), ("engine_id", "checkpoint_id"))
+    _CHECKPOINTS.run(session, list(rows.values()))
+
+
+CHECKPOINT_COLUMNS = ("engine_id", "checkpoint_id", "prefix_id", "boundary", "kinds", "tiers", "changed_at")
+
+
+def _overwrite(statement: Any) -> Any:
+    others = {name: statement.excluded[name] for name in CHECKPOINT_COLUMNS[2:]}
+    return statement.on_conflict_do_update(index_elements=CHECKPOINT_COLUMNS[:2], set_=others)
+
+
+_CHECKPOINTS = BulkInsert(Checkpoint, CHECKPOINT_COLUMNS, _overwrite)
 
 
 def _tells_checkpoints(fact: TransitionFact) -> bool:
     return fact.checkpoints is not None or fact.state_to == "EVICTED"
 
 
-def _still_newest(session: Session, engine_id: str, facts: Sequence[TransitionFact]) -> list[TransitionFact]:
-    """The facts that are what their prefix now is: the others came after a newer one."""
-    current: list[TransitionFact] = []
-    for start in range(0, len(facts), LOOKUP):
-        part = facts[start : start + LOOKUP]
-        chosen = Prefix.prefix_id.in_([fact.prefix_id for fact in part])
+def _orders(session: Session, engine_id: str, prefix_ids: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """The life and version each prefix is at; nothing of those never heard of. Read before anything is written."""
+    found: dict[str, tuple[int, int]] = {}
+    wanted = sorted(prefix_ids)
+    for start in range(0, len(wanted), LOOKUP):
+        chosen = Prefix.prefix_id.in_(wanted[start : start + LOOKUP])
         query = select(Prefix.prefix_id, Prefix.life, Prefix.version).where(Prefix.engine_id == engine_id, chosen)
-        orders = {prefix_id: (life, version) for prefix_id, life, version in session.execute(query)}
-        current += [fact for fact in part if orders.get(fact.prefix_id) == fact.order]
-    return current
+        found.update({prefix_id: (life, version) for prefix_id, life, version in session.execute(query)})
+    return found

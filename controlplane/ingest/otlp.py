@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # ships no types
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
 from controlplane.errors import BadRequest, TooLarge
 
 Value = str | bool | int | float
 Attributes = dict[str, Value]
+SCALARS = frozenset({"string_value", "int_value", "bool_value", "double_value"})
 
 
 class Message(Protocol):
@@ -62,21 +63,8 @@ def attributes_of(pairs: Iterable[KeyValue]) -> Attributes:
     """Scalar attributes by name; arrays and maps, which the wire contract does not use, are left out."""
     found: Attributes = {}
     for pair in pairs:
-        value = _scalar(pair.value)
-        if value is not None:
-            found[pair.key] = value
+        value = pair.value
+        kind = value.WhichOneof("value")
+        if kind in SCALARS:
+            found[pair.key] = getattr(value, kind)
     return found
-
-
-def _scalar(value: AnyValue) -> Value | None:
-    match value.WhichOneof("value"):
-        case "string_value":
-            return value.string_value
-        case "int_value":
-            return value.int_value
-        case "bool_value":
-            return value.bool_value
-        case "double_value":
-            return value.double_value
-        case _:
-            return None

@@ -16,6 +16,7 @@ from controlplane.ingest.engines import require_engine_row
 from controlplane.ingest.facts import BadFact, TransitionFact, read_transition
 from controlplane.ingest.gaps import prefixes_with_open_gaps
 from controlplane.ingest.history import apply_transitions
+from controlplane.store.columns import micros
 from controlplane.store.models import HistoryGap, Prefix
 
 SETTLING = dt.timedelta(seconds=10)  # a prefix changed this recently may be newer than the snapshot
@@ -107,7 +108,7 @@ def _gone(
 def _eviction(row: Prefix, now: dt.datetime) -> TransitionFact:
     return TransitionFact(
         prefix_id=row.prefix_id,
-        parent_id=row.parent_id,
+        parent_id=row.parent_id or "",
         namespace=row.namespace,
         life=row.life,
         version=row.version + 1,
@@ -115,20 +116,8 @@ def _eviction(row: Prefix, now: dt.datetime) -> TransitionFact:
         state_to="EVICTED",
         cause="snapshot",
         reason="gone_from_engine",
-        at=now,
-        monotonic_ns=0,
+        at_us=micros(now),
         tokens=row.tokens,
         pages=row.pages,
-        bytes_moved=0,
-        gpu_bytes=0,
-        host_bytes=0,
-        disk_bytes=0,
-        objects={},
         checkpoints=[],
-        pinned=False,
-        command_id=None,
-        trace_id="",
-        span_id="",
-        cause_trace_id=None,
-        cause_span_id=None,
     )

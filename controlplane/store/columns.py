@@ -12,6 +12,13 @@ EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 MICROSECOND = dt.timedelta(microseconds=1)
 
 
+def micros(value: dt.datetime) -> int:
+    """Microseconds since 1970, as times are stored. Raises ValueError for a naive one."""
+    if value.tzinfo is None:
+        raise ValueError(f"naive datetime {value!r}: every time in the store is aware UTC")
+    return int((value - EPOCH) // MICROSECOND)
+
+
 class UtcMicros(TypeDecorator[dt.datetime]):
     """An aware UTC datetime, stored as integer microseconds since 1970.
 
@@ -24,9 +31,7 @@ class UtcMicros(TypeDecorator[dt.datetime]):
     def process_bind_param(self, value: Any, dialect: Any) -> int | None:
         if value is None:
             return None
-        if value.tzinfo is None:
-            raise ValueError(f"naive datetime {value!r}: every time in the store is aware UTC")
-        return int((value - EPOCH) // MICROSECOND)
+        return micros(value)
 
     def process_result_value(self, value: Any, dialect: Any) -> dt.datetime | None:
         return None if value is None else EPOCH + value * MICROSECOND

@@ -1,0 +1,1 @@
+"""Parts of `benchmarks.controlplane`: databases, telemetry as engines send it, seeding, and one file a part."""
