@@ -1,8 +1,7 @@
 """What was lost lately, and to what: enough to tell, of tokens the index does not know, the evicted from the new.
 
-Holds no tokens: a lost run of pages is found by its path and a hash of its first page, and compared page by page by a
-sum over a few of each page's tokens. That tells where a prompt parts from the run; a collision only names
-a wrong cause.
+A lost run of pages is found by its path and a hash of its first page, and compared page by page by a mix of four of each
+page's tokens. That tells where a prompt parts from the run; a collision only names a wrong cause.
 """
 
 from __future__ import annotations
@@ -11,22 +10,22 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-_SAMPLED_TOKENS = 4
-"""Tokens of a page that its sum is made of."""
 RUN_BYTES, PAGE_BYTES = 512, 8
 """What a remembered run takes, and each of its pages more."""
 
-_U64 = npt.NDArray[np.uint64]
-
 
 class LostRun(NamedTuple):
-    """Pages that were held, or offered and not kept. `prefix_id` names the prefix they ended, "" for none."""
+    """Pages that were held, or offered and not kept. `prefix_id` names the prefix they ended, "" for none; `marks` are
+    `PAGE_BYTES` a page."""
 
     cause: str
     prefix_id: str
-    sums: _U64
+    marks: bytes
+
+    @property
+    def pages(self) -> int:
+        return len(self.marks) // PAGE_BYTES
 
 
 class LostMemory:
@@ -37,11 +36,12 @@ class LostMemory:
 
     def __init__(self, page_tokens: int, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
-        self._page_tokens = page_tokens
-        self._step = -(-page_tokens // _SAMPLED_TOKENS)
-        # Any fixed odd factors make the sum a hash; random ones a hash that no tenant can aim at.
-        factors = np.random.default_rng().integers(0, 1 << 63, len(range(0, page_tokens, self._step)), dtype=np.uint64)
-        self._factors: _U64 = factors * np.uint64(2) + np.uint64(1)
+        self._page_bytes = page_tokens * 4
+        # Two tokens a word where a page has an even number of them.
+        self._word = np.dtype("<u8" if page_tokens % 2 == 0 else "<u4")
+        self._words = self._page_bytes // self._word.itemsize
+        # Any odd factor mixes; a random one cannot be aimed at by a tenant.
+        self._factor = self._word.type(int(np.random.default_rng().integers(1 << 20, 1 << 31)) * 2 + 1)
         self._runs: OrderedDict[tuple[str, int], LostRun] = OrderedDict()
         self._first_pages: dict[int, int] = {}
         self.held_bytes = 0
@@ -55,10 +55,10 @@ class LostMemory:
 
     def remember(self, path: str, pages: bytes, cause: str, prefix_id: str = "") -> None:
         """`pages` (whole pages of token bytes) under `path` are no longer held, or were not kept."""
-        first = hash(pages[: self._page_tokens * 4])
+        first = hash(pages[: self._page_bytes])
         key = path, first
         self._forget(key)
-        run = LostRun(cause, prefix_id, self._sums(pages))
+        run = LostRun(cause, prefix_id, self._marks(pages))
         self._runs[key] = run
         self._first_pages[first] = self._first_pages.get(first, 0) + 1
         self.held_bytes += _bytes_of(run)
@@ -71,18 +71,19 @@ class LostMemory:
 
     def find(self, path: str, pages: bytes) -> tuple[LostRun, int] | None:
         """The run under `path` that `pages` begin with, and how many pages they share."""
-        run = self._runs.get((path, hash(pages[: self._page_tokens * 4])))
+        run = self._runs.get((path, hash(pages[: self._page_bytes])))
         if run is None:
             return None
-        mine = self._sums(pages[: len(run.sums) * self._page_tokens * 4])
-        differs = np.flatnonzero(mine != run.sums[: len(mine)])
-        return run, int(differs[0]) if len(differs) else len(mine)
+        mine = self._marks(pages[: run.pages * self._page_bytes])
+        if run.marks.startswith(mine):
+            return run, len(mine) // PAGE_BYTES
+        other = np.frombuffer(run.marks, "<u8")[: len(mine) // PAGE_BYTES]
+        return run, int(np.argmax(np.frombuffer(mine, "<u8") != other))
 
-    def _sums(self, pages: bytes) -> _U64:
-        """uint64 [pages]."""
-        tokens = np.frombuffer(pages, "<u4").reshape(-1, self._page_tokens)
-        found: _U64 = tokens[:, :: self._step].astype(np.uint64) @ self._factors
-        return found
+    def _marks(self, pages: bytes) -> bytes:
+        words = np.frombuffer(pages, self._word).reshape(-1, self._words)
+        mixed = words[:, self._words // 2] ^ (words[:, -1] * self._factor)
+        return mixed.astype(np.uint64, copy=False).tobytes()
 
     def _forget(self, key: tuple[str, int]) -> None:
         run = self._runs.pop(key, None)
@@ -97,4 +98,4 @@ class LostMemory:
 
 
 def _bytes_of(run: LostRun) -> int:
-    return RUN_BYTES + PAGE_BYTES * len(run.sums)
+    return RUN_BYTES + len(run.marks)

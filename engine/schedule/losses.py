@@ -176,10 +176,10 @@ class Losses:
             if run is None or not run[1]:
                 found.append((Loss.NEW_CONTENT, end - position, ""))
                 break
-            (cause, prefix_id, sums), pages = run
-            found.append((cause, pages, prefix_id))
-            position, path = position + pages, prefix_id
-            if position < end and (pages < len(sums) or not path):
+            lost, pages = run
+            found.append((lost.cause, pages, lost.prefix_id))
+            position, path = position + pages, lost.prefix_id
+            if position < end and (pages < lost.pages or not path):
                 found.append((Loss.NEW_CONTENT, end - position, ""))
                 break
         return found
