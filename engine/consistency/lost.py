@@ -1,7 +1,7 @@
 """What was lost lately, and to what: enough to tell, of tokens the index does not know, the evicted from the new.
 
-A lost run of pages is found by its path and a hash of its first page, and compared page by page by a mix of four of each
-page's tokens. That tells where a prompt parts from the run; a collision only names a wrong cause.
+A lost run of pages is found by its path and a hash of its first page, and compared page by page by a mix of four
+of each page's tokens. That tells where a prompt parts from the run; a collision only names a wrong cause.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class LostMemory:
     def _marks(self, pages: bytes) -> bytes:
         words = np.frombuffer(pages, self._word).reshape(-1, self._words)
         mixed = words[:, self._words // 2] ^ (words[:, -1] * self._factor)
-        return mixed.astype(np.uint64, copy=False).tobytes()
+        found: bytes = mixed.astype(np.uint64, copy=False).tobytes()
+        return found
 
     def _forget(self, key: tuple[str, int]) -> None:
         run = self._runs.pop(key, None)
