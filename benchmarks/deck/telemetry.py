@@ -14,12 +14,12 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, TraceFlags
 
-from controlplane.host.export import BATCH_SPANS
 from engine.consistency.prefix import CauseOf, Transition
 from engine.consistency.state import Cause, State
 from engine.telemetry.pump import transition_attributes
 
 SCOPE = InstrumentationScope("kvdeck.engine")
+BODY_SPANS = 2_048  # as the engine host's exporter sends them
 ALIVE = 2_000  # prefixes whose lives run at the same time
 # (state before, after, cause): a prefix that is committed, moved down, brought back, coded, and pushed out.
 LIFE = (
@@ -37,8 +37,8 @@ def bodies(engine_id: str, boot_id: str, transitions: int) -> list[bytes]:
     resource = Resource({"kvdeck.engine.id": engine_id, "kvdeck.engine.boot_id": boot_id})
     spans = _spans(resource, random.Random(engine_id))
     found = []
-    for start in range(0, transitions, BATCH_SPANS):
-        batch = list(islice(spans, min(BATCH_SPANS, transitions - start)))
+    for start in range(0, transitions, BODY_SPANS):
+        batch = list(islice(spans, min(BODY_SPANS, transitions - start)))
         found.append(gzip.compress(encode_spans(batch).SerializeToString(), compresslevel=6))
     return found
 
