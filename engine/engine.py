@@ -118,7 +118,7 @@ class CacheEngine:
         self._gate = Gate(self._ledger.index.page_bytes)
         self._queues = FormQueues(config.queue_bound, clock, faults.worker_takes if faults is not None else None)
         recovery = self._recovery = Recovery(self._ledger, room)
-        validator = Validator(spec, layouts, sealed_on_commit=tiers.sealed_on_commit)
+        validator = self._validator = Validator(spec, layouts, sealed_on_commit=tiers.sealed_on_commit)
         self._pace = PrefillPace(config.prefill_tokens_per_s)
         planner = Planner(spec, layouts, tiers, validator, config, clock, self._pace)
         self._server = Server(self._ledger, planner, recovery, self._queues, config, self, self._gate)
@@ -457,7 +457,11 @@ class CacheEngine:
         if self._curve is None:
             return {}
         found = {"page_tokens": self.spec.page_tokens, "page_bytes": _page_bytes(self.spec)}
-        return {**found, "held": held(self._ledger), **self._curve.document()}
+        return {**found, "held": self.held(), **self._curve.document()}
+
+    def held(self) -> dict[str, Any]:
+        """Prefixes, pages and GPU bytes held now, in total and by namespace, and what each tier may hold."""
+        return held(self._ledger)
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Every prefix held, at its newest version."""
@@ -469,7 +473,7 @@ class CacheEngine:
         It looks at every prefix, slot and file under the engine lock: requests wait for it.
         """
         self._tiers.sweep(wait=True)
-        return report.check(self._ledger)
+        return report.check(self._ledger, self._validator.prove)
 
     def counters(self) -> Counters:
         """A copy of the plain counters."""

@@ -21,6 +21,7 @@ from controlplane.cli import (
     steer,
     token,
     up,
+    whatif,
 )
 from controlplane.cli.exits import exit_code_of, show_error
 from controlplane.errors import ControlPlaneError
@@ -33,7 +34,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for module in (up, serve, look, act, steer, policy, alert, token, identify, check, quarantine):
+for module in (up, serve, look, act, steer, policy, alert, token, identify, check, quarantine, whatif):
     module.register(app)
 app.command("engine")(engine_host.engine)
 app.command("replay")(replay.replay)
