@@ -36,7 +36,6 @@ class Settings:
     engine_unreachable_seconds: int = 60  # and for this long: unreachable
     session_ttl_seconds: int = 12 * 3600  # of the token a one-time link is redeemed for
     trace_url: str = ""  # a tracing backend's page of one trace, with {trace_id} in it; empty: ids are not links
-    alert_webhook_url: str = ""  # where firing and resolved alerts are posted; empty: nowhere
     keep_metric_points_hours: int = 2
     keep_rollups_days: int = 30
     keep_history_days: int = 14
@@ -151,6 +150,5 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "api_port": _port,
     "dashboard_port": _port,
     "trace_url": _trace_url,
-    "alert_webhook_url": _web_url,
     "url": _web_url,
 }

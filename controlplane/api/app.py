@@ -10,7 +10,16 @@ from typing import Protocol
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from controlplane.api import agent_routes, engine_routes, ingest_routes, read_routes, session_routes, write_routes
+from controlplane.api import (
+    agent_routes,
+    alert_routes,
+    engine_routes,
+    ingest_routes,
+    policy_routes,
+    read_routes,
+    session_routes,
+    write_routes,
+)
 from controlplane.api.errors import install_error_handlers
 from controlplane.ingest.counters import Counters
 from controlplane.settings import Settings
@@ -45,7 +54,17 @@ def create_app(settings: Settings, store: Store, *, background: Background | Non
     app.state.settings = settings
     app.state.counters = Counters()
     install_error_handlers(app)
-    for routes in (session_routes, ingest_routes, agent_routes, read_routes, write_routes, engine_routes):
+    everything = (
+        session_routes,
+        ingest_routes,
+        agent_routes,
+        read_routes,
+        write_routes,
+        engine_routes,
+        policy_routes,
+        alert_routes,
+        )
+    for routes in everything:
         app.include_router(routes.router)
     return app
 

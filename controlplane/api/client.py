@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from controlplane.api.client_rules import RuleCalls
 from controlplane.errors import (
     BadRequest,
     Conflict,
@@ -38,7 +39,7 @@ class Unreachable(ControlPlaneError):
     status = 503
 
 
-class ControlPlaneClient:
+class ControlPlaneClient(RuleCalls):
     """One caller's line to the control plane. Methods raise ControlPlaneErrors: the server's own, or Unreachable.
 
     Times in answers are RFC 3339 texts in UTC.
@@ -116,18 +117,6 @@ class ControlPlaneClient:
         """One command with its progress and outcome."""
         return _document(self.get(f"/v1/commands/{command_id}"))
 
-    def policies(self) -> Any:
-        """Standing policies."""
-        return self.get("/v1/policies")
-
-    def policy_runs(self, **filters: Any) -> Any:
-        """What policies decided."""
-        return self.get("/v1/policies/runs", **filters)
-
-    def alerts(self, **filters: Any) -> Any:
-        """Alerts, those that matter first."""
-        return self.get("/v1/alerts", **filters)
-
     def audit(self, **filters: Any) -> Any:
         """Who did what."""
         return self.get("/v1/audit", **filters)
@@ -188,18 +177,6 @@ class ControlPlaneClient:
     def rollback(self, revision: int, *, reason: str) -> Json:
         """Makes an earlier revision's document the newest."""
         return self._post("/v1/desired/rollback", {"revision": revision, "reason": reason})
-
-    def run_policy(self, name: str, *, reason: str, dry_run: bool = False) -> Json:
-        """Runs a policy now -> `{runs: [...]}`."""
-        return self._post(f"/v1/policies/{name}/run", {"reason": reason, "dry_run": dry_run})
-
-    def change_policy(self, name: str, *, reason: str, **changes: Any) -> Json:
-        """Changes `paused`, `parameters` or `every_seconds`."""
-        return self._post(f"/v1/policies/{name}", {"reason": reason, **changes})
-
-    def acknowledge(self, alert_id: int, *, reason: str = "acknowledged") -> Json:
-        """Says that somebody looks after an alert."""
-        return self._post(f"/v1/alerts/{alert_id}/acknowledge", {"reason": reason})
 
     # The line itself
 

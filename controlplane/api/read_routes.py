@@ -196,40 +196,6 @@ def command(_caller: Viewer, store: StoreOf, command_id: str) -> queries.Command
         return queries.get_command(session, command_id)
 
 
-@router.get("/v1/policies")
-def policies(_caller: Viewer, store: StoreOf) -> list[queries.PolicyView]:
-    """The standing rules."""
-    with store.read() as session:
-        return queries.list_policies(session)
-
-
-@router.get("/v1/policies/runs")
-def policy_runs(
-    _caller: Viewer,
-    store: StoreOf,
-    policy: str | None = None,
-    engine: str | None = None,
-    acted: bool = False,
-    limit: Limit = 100,
-) -> list[queries.PolicyRunView]:
-    """Decisions of policies, newest first; `acted`: only those that did something."""
-    with store.read() as session:
-        return queries.list_policy_runs(session, policy=policy, engine_id=engine, acted_only=acted, limit=limit)
-
-
-@router.get("/v1/alerts")
-def alerts(
-    _caller: Viewer,
-    store: StoreOf,
-    engine: str | None = None,
-    state: Annotated[list[str] | None, Query()] = None,
-    limit: Limit = 100,
-) -> list[queries.AlertView]:
-    """Alerts, newest first."""
-    with store.read() as session:
-        return queries.list_alerts(session, engine_id=engine, states=state or (), limit=limit)
-
-
 @router.get("/v1/audit")
 def audit_rows(
     _caller: Viewer, store: StoreOf, actor: str | None = None, action: str | None = None, limit: Limit = 100

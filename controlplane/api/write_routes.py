@@ -7,12 +7,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header
 from pydantic import BaseModel, ConfigDict, Field
 
-from controlplane.api.security import Operator, SettingsOf, StoreOf
-from controlplane.steering import alerts, commands, desired, preview
+from controlplane.api.security import Operator, StoreOf
+from controlplane.steering import commands, desired, preview
 from controlplane.steering.deed import Deed
-from controlplane.steering.policies import registry, runner
 from controlplane.steering.wakeups import WAKEUPS
-from controlplane.store.queries_steering import AlertView, CommandView, PolicyView
+from controlplane.store.queries_steering import CommandView
 from controlplane.store.query_types import view
 
 router = APIRouter(tags=["steering"])
@@ -69,26 +68,6 @@ class RollbackBody(ReasonBody):
     engine: str | None = None
     group: str | None = None
     expect_revision: int | None = None
-
-
-class RunBody(ReasonBody):
-    """Run a policy now. A dry run decides and applies nothing."""
-
-    dry_run: bool = False
-
-
-class PolicyBody(ReasonBody):
-    """A change of a standing policy."""
-
-    paused: bool | None = None
-    parameters: dict[str, Any] | None = None
-    every_seconds: int | None = None
-
-
-class AcknowledgeBody(BaseModel):
-    """Somebody looks after it."""
-
-    reason: str = Field(default="acknowledged", min_length=1, max_length=2000)
 
 
 @router.post("/v1/commands", status_code=201)
@@ -160,31 +139,3 @@ def rollback_desired(
         )
     WAKEUPS.notify(None)
     return revised
-
-
-@router.post("/v1/policies/{name}/run")
-def run_policy(name: str, body: RunBody, store: StoreOf, settings: SettingsOf, who: Operator) -> dict[str, Any]:
-    """Run a policy now, also when it is paused; answers its decisions."""
-    deed = Deed(principal=who, reason=body.reason)
-    return {"runs": runner.run_now(runner.Ground(store, settings), deed, name, dry_run=body.dry_run)}
-
-
-@router.post("/v1/policies/{name}")
-def change_policy(
-    name: str, body: PolicyBody, store: StoreOf, who: Operator, traceparent: Traceparent = None
-) -> PolicyView:
-    """Pause, resume or tune a policy."""
-    changes = body.model_dump(exclude={"reason"}, exclude_none=True)
-    with store.write() as session:
-        deed = Deed(principal=who, reason=body.reason, traceparent=traceparent)
-        return view(PolicyView, registry.change(session, deed, name, changes))
-
-
-@router.post("/v1/alerts/{alert_id}/acknowledge")
-def acknowledge_alert(
-    alert_id: int, body: AcknowledgeBody, store: StoreOf, who: Operator, traceparent: Traceparent = None
-) -> AlertView:
-    """Say that somebody looks after an alert."""
-    with store.write() as session:
-        deed = Deed(principal=who, reason=body.reason, traceparent=traceparent)
-        return view(AlertView, alerts.acknowledge(session, deed, alert_id))

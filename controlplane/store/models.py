@@ -1,6 +1,8 @@
 """The tables of the store. `migrations/versions/` builds exactly these; a test compares the two."""
 
 from controlplane.store.base import Base
+from controlplane.store.models_alerts import Alert, AlertRuleRow, InboundAlert, Notification, Receiver, Silence
+from controlplane.store.models_policies import Policy, PolicyRefusal, PolicyRun
 from controlplane.store.models_prefixes import Checkpoint, Engine, HistoryGap, Prefix, PrefixLabel, PrefixVersion
 from controlplane.store.models_series import (
     IngestedBatch,
@@ -11,10 +13,11 @@ from controlplane.store.models_series import (
     ValidationFailure,
     ValidationRollup,
 )
-from controlplane.store.models_steering import Alert, Audit, Command, DesiredState, Policy, PolicyRun, Token
+from controlplane.store.models_steering import Audit, Command, DesiredState, Token
 
 __all__ = [
     "Alert",
+    "AlertRuleRow",
     "Audit",
     "Base",
     "Checkpoint",
@@ -22,16 +25,21 @@ __all__ = [
     "DesiredState",
     "Engine",
     "HistoryGap",
+    "InboundAlert",
     "IngestedBatch",
     "MetricPoint",
     "MetricRollup",
     "MetricSeries",
+    "Notification",
     "Policy",
+    "PolicyRefusal",
     "PolicyRun",
     "Prefix",
     "PrefixLabel",
     "PrefixVersion",
+    "Receiver",
     "RequestRollup",
+    "Silence",
     "Token",
     "ValidationFailure",
     "ValidationRollup",

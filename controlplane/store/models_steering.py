@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
-from sqlalchemy import Float, Index, String, Text
+from sqlalchemy import Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from controlplane.store.base import Base, RowId
@@ -49,53 +49,6 @@ class Command(Base):
     selection: Mapped[dict[str, Any] | None]  # how its prefixes were chosen, when, and how many were left out why
     cancel_requested_at: Mapped[dt.datetime | None]  # somebody wants it stopped; the engine has not said so yet
     __table_args__ = (Index("ix_commands_created", "created_at"),)
-
-
-class Policy(Base):
-    """A standing rule the scheduler runs."""
-
-    __tablename__ = "policies"
-    name: Mapped[str] = mapped_column(String(64), primary_key=True)
-    kind: Mapped[str] = mapped_column(String(24))
-    parameters: Mapped[dict[str, Any]]
-    every_seconds: Mapped[int]
-    paused: Mapped[bool] = mapped_column(default=False)
-    memory: Mapped[dict[str, Any]]  # what the policy must remember between runs (hysteresis), by engine
-    changed_at: Mapped[dt.datetime]
-
-
-class PolicyRun(Base):
-    """One decision with the inputs it was made from."""
-
-    __tablename__ = "policy_runs"
-    id: Mapped[int] = mapped_column(RowId, primary_key=True, autoincrement=True)
-    policy: Mapped[str] = mapped_column(String(64), index=True)
-    engine_id: Mapped[str | None] = mapped_column(String(64))
-    at: Mapped[dt.datetime] = mapped_column(index=True)
-    trigger: Mapped[str] = mapped_column(String(16))  # schedule, alert, manual
-    dry_run: Mapped[bool]
-    inputs: Mapped[dict[str, Any]]
-    decision: Mapped[str] = mapped_column(String(32))
-    proposed: Mapped[list[Any]]
-    outcome: Mapped[dict[str, Any]]
-    error: Mapped[str | None] = mapped_column(Text)
-
-
-class Alert(Base):
-    """A rule that is pending, firing or resolved on one engine."""
-
-    __tablename__ = "alerts"
-    id: Mapped[int] = mapped_column(RowId, primary_key=True, autoincrement=True)
-    rule: Mapped[str] = mapped_column(String(64))
-    engine_id: Mapped[str] = mapped_column(String(64))
-    state: Mapped[str] = mapped_column(String(16), index=True)
-    summary: Mapped[str] = mapped_column(Text)
-    value: Mapped[float] = mapped_column(Float)
-    threshold: Mapped[float] = mapped_column(Float)
-    since: Mapped[dt.datetime]
-    fired_at: Mapped[dt.datetime | None]
-    resolved_at: Mapped[dt.datetime | None]
-    acknowledged_by: Mapped[str | None] = mapped_column(String(128))
 
 
 class Audit(Base):

@@ -55,15 +55,19 @@ class PolicyView:
     name: str
     kind: str
     parameters: dict[str, Any]
-    every_seconds: int
+    every_seconds: int | None
+    cron: str | None
+    time_zone: str
+    scope: dict[str, Any]
     paused: bool
+    paused_until: dt.datetime | None
     memory: dict[str, Any]
     changed_at: dt.datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRunView:
-    """One decision of a policy, with the inputs it was made from."""
+    """One decision of a policy: its inputs, what it proposed, did, and changed (filled in when that has an end)."""
 
     id: int
     policy: str
@@ -74,7 +78,9 @@ class PolicyRunView:
     inputs: dict[str, Any]
     decision: str
     proposed: list[Any]
-    outcome: dict[str, Any]
+    did: dict[str, Any]
+    changed: dict[str, Any]
+    settled_at: dt.datetime | None
     error: str | None
 
 
@@ -86,13 +92,19 @@ class AlertView:
     rule: str
     engine_id: str
     state: str
+    severity: str
     summary: str
+    runbook: str
     value: float
     threshold: float
     since: dt.datetime
     fired_at: dt.datetime | None
     resolved_at: dt.datetime | None
     acknowledged_by: str | None
+    acknowledged_at: dt.datetime | None
+    acknowledged_reason: str | None
+    silence_id: int | None
+    notified_at: dt.datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,13 +18,17 @@ from controlplane.store.models import (
     Audit,
     Command,
     HistoryGap,
+    InboundAlert,
     IngestedBatch,
     MetricPoint,
     MetricRollup,
+    Notification,
+    PolicyRefusal,
     PolicyRun,
     Prefix,
     PrefixVersion,
     RequestRollup,
+    Silence,
     Token,
     ValidationFailure,
     ValidationRollup,
@@ -33,6 +37,7 @@ from controlplane.store.session import Store
 
 STEP_ROWS = 2000
 UNSEEN_KEPT = dt.timedelta(days=1)  # prefixes of version 0, whose first transition never came
+REFUSALS_KEPT = dt.timedelta(days=2)  # after their back-off: refused again within that, it doubles
 SESSION_TOKENS_KEPT = dt.timedelta(days=7)  # after their end, so that "this token ended" can still be said
 
 
@@ -66,8 +71,12 @@ def rules(settings: Settings, now: dt.datetime) -> list[Rule]:
         Rule(Prefix, _gone(history, now)),
         Rule(IngestedBatch, IngestedBatch.received_at < now - dt.timedelta(hours=1)),
         Rule(PolicyRun, PolicyRun.at < history),
+        Rule(PolicyRefusal, PolicyRefusal.until < now - REFUSALS_KEPT),
         Rule(Command, Command.finished_at < audit),
         Rule(Alert, Alert.resolved_at < audit),
+        Rule(Silence, Silence.until < audit),
+        Rule(Notification, Notification.ended_at < history),
+        Rule(InboundAlert, InboundAlert.done_at < history),
         Rule(Audit, Audit.at < audit),
         Rule(Token, Token.expires_at < now - SESSION_TOKENS_KEPT),
     ]

@@ -103,7 +103,8 @@ def _run_rows(runs: Sequence[PolicyRunView]) -> pd.DataFrame:
                 "Trigger": run.trigger,
                 "Inputs": inputs_text(run.inputs),
                 "Proposed": json.dumps(run.proposed) if run.proposed else "nothing",
-                "Outcome": run.error or inputs_text(run.outcome),
+                "Did": run.error or inputs_text(run.did),
+                "Changed": inputs_text(run.changed),
             }
             for run in runs
         ]

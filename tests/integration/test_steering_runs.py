@@ -27,6 +27,7 @@ from controlplane.errors import BadRequest
 from controlplane.steering import desired
 from controlplane.steering.policies import registry
 from controlplane.steering.policies.runner import Ground, Occasion, run_now, run_policy
+from controlplane.steering.policies.when import When
 from controlplane.steering.scheduler import Scheduler
 from controlplane.store.models import Command, Engine, Policy, PolicyRun
 
@@ -64,7 +65,7 @@ def test_degrade_steps_down_on_recorded_failures_and_warms_after_it(deck: Deck, 
         runs = session.scalars(select(PolicyRun).order_by(PolicyRun.id)).all()
         command = session.scalars(select(Command)).one()
     assert [run.decision for run in runs] == ["failing", "step_down", "warm"]
-    assert runs[1].outcome["revision"] == 1
+    assert runs[1].did["revisions"] == [1]
     assert runs[2].trigger == "alert"
     assert "no_disk" in runs[2].inputs["event"]
     assert (command.kind, command.actor) == ("warm", "policy:warm-up")
@@ -88,7 +89,7 @@ def test_a_dry_run_decides_and_changes_nothing(deck: Deck, time: Time) -> None:
     recoveries(deck, NOW, ok=0, failed=0)
     runs = run_now(Ground(deck.store, deck.settings, time), deed(), "warm-up", dry_run=True)
     assert runs[0]["decision"] == "warm"
-    assert runs[0]["outcome"] == {}
+    assert runs[0]["did"] == {}
     with deck.store.read() as session:
         assert session.scalar(select(func.count()).select_from(Command)) == 0
         assert session.scalars(select(PolicyRun)).one().dry_run
@@ -132,7 +133,7 @@ def test_retention_runs_as_a_policy_and_says_what_went(deck: Deck, time: Time) -
     recoveries(deck, NOW - dt.timedelta(days=2), ok=0, failed=1)
     ground = Ground(deck.store, deck.settings, time)
     (run,) = run_policy(ground, "retention", Occasion(trigger="schedule"))
-    assert run["outcome"] == {"deleted_rows": {"metric_points": 2}}
+    assert run["did"] == {"deleted_rows": {"metric_points": 2}}
     (run,) = run_policy(ground, "retention", Occasion(trigger="schedule"))
     assert run["decision"] == "nothing_to_trim"
 
@@ -155,7 +156,10 @@ def test_the_scheduler_seeds_once_and_follows_the_table(deck: Deck) -> None:
         session.get(Policy, "degrade").paused = True
         session.get(Policy, "warm-up").every_seconds = 7
     scheduler.sync()
-    assert scheduler._jobs == {"warm-up": 7, "retention": 600, "compact": 60, "scrub": 600}
+    assert scheduler._jobs == {
+        name: When(every_seconds=every)
+        for name, every in (("warm-up", 7), ("retention", 600), ("compact", 60), ("scrub", 600))
+    }
     scheduler.stop()
 
 
@@ -184,5 +188,5 @@ def test_upkeep_sends_one_command_at_a_time(deck: Deck, time: Time) -> None:
 def test_upkeep_leaves_a_tidy_engine_alone(deck: Deck, time: Time) -> None:
     recoveries(deck, NOW, ok=0, failed=0)
     ground = Ground(deck.store, deck.settings, time)
-    for name, decision in (("compact", "not_fragmented"), ("offload-idle", "nothing_idle")):
+    for name, decision in (("compact", "fragmentation_unknown"), ("offload-idle", "nothing_idle")):
         assert run_now(ground, deed(), name, dry_run=False)[0]["decision"] == decision

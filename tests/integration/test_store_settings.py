@@ -46,7 +46,6 @@ def test_every_field_can_be_set():
         ("KVDECK_HOST", " ", "not empty"),
         ("KVDECK_KEEP_HISTORY_DAYS", "0", "from 1"),
         ("KVDECK_TRACE_URL", "https://traces.example", "{trace_id}"),
-        ("KVDECK_ALERT_WEBHOOK_URL", "ftp://x", "http"),
         ("KVDECK_ENGINE_UNREACHABLE_SECONDS", "5", "more than KVDECK_ENGINE_STALE_SECONDS"),
         ("KVDECK_DASHBOARD_PORT", "8410", "other than KVDECK_API_PORT"),
     ],

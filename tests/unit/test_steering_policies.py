@@ -9,7 +9,7 @@ import pytest
 from controlplane.errors import BadRequest
 from controlplane.steering.policies.facts import Sample, counter_growth
 from controlplane.steering.policies.proposals import IssueCommand, Verdict
-from controlplane.steering.policies.registry import DEFAULTS, read_rule
+from controlplane.steering.policies.kinds import DEFAULTS, read_rule
 from controlplane.steering.policies.warmup import Candidate, WarmupFacts, WarmupRule, decide
 
 AT = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -20,8 +20,8 @@ def candidate(number: int, *, served: int = 10, host: int = 0, disk: int = 100, 
 
 
 def warm(*candidates: Candidate, mode: str = "normal", in_flight: bool = False, **rule: int) -> Verdict:
-    facts = WarmupFacts(engine_id="e", mode=mode, in_flight=in_flight, candidates=candidates)
-    return decide(WarmupRule(**rule), facts)
+    facts = WarmupFacts(engine_id="e", now=AT, mode=mode, in_flight=in_flight, candidates=candidates)
+    return decide(WarmupRule(**rule), facts, {})
 
 
 def chosen(verdict: Verdict) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -15,18 +14,18 @@ from controlplane.steering.policies.proposals import IssueCommand, SetMode
 
 def apply(
     session: Session, policy: str, proposal: SetMode | IssueCommand, *, epoch: int, now: dt.datetime
-) -> Mapping[str, Any]:
-    """Carries out one proposal in this transaction and says what came of it. Raises as the write doors do."""
+) -> dict[str, list[Any]]:
+    """Carries out one proposal in this transaction and says what it did. Raises as the write doors do."""
     deed = Deed(principal=policy_principal(policy), reason=proposal.reason, traceparent=new_traceparent(), now=now)
     match proposal:
         case SetMode():
             revised = desired.revise(
                 session, deed, engine_id=proposal.engine_id, changes={"mode": proposal.mode}, hold_mode=False
             )
-            return {"revision": revised.revision, "trace_id": deed.trace_id}
+            return {"revisions": [revised.revision], "trace_ids": [deed.trace_id]}
         case IssueCommand():
             draft = commands.Draft(
                 engine_id=proposal.engine_id, kind=proposal.kind, arguments=proposal.arguments, epoch=epoch
             )
             command = commands.submit(session, deed, draft)
-            return {"command": command.id, "trace_id": deed.trace_id}
+            return {"commands": [command.id], "trace_ids": [deed.trace_id]}

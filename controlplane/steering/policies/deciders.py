@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from controlplane.steering.policies import degrade, facts, upkeep, warmup
+from controlplane.steering.policies.kinds import Standing
 from controlplane.steering.policies.proposals import Verdict
-from controlplane.steering.policies.registry import Standing
 
 Decider = Callable[[Session, Standing, str, Mapping[str, Any], dt.datetime], Verdict]
 
@@ -33,18 +33,20 @@ def _degrade(
     return degrade.decide(standing.rule, known, memory)
 
 
-def _warmup(
-    session: Session, standing: Standing, engine_id: str, _kept: Mapping[str, Any], now: dt.datetime
-) -> Verdict:
+def _warmup(session: Session, standing: Standing, engine_id: str, kept: Mapping[str, Any], now: dt.datetime) -> Verdict:
     assert isinstance(standing.rule, warmup.WarmupRule)
     mode, _ = facts.mode_of(session, engine_id, now)
+    candidates = facts.warm_candidates(
+        session, engine_id, now, namespace=standing.scope.namespace, labels=standing.rule.labels
+    )
     known = warmup.WarmupFacts(
         engine_id=engine_id,
+        now=now,
         mode=mode,
         in_flight=facts.has_live_command(session, engine_id, "warm"),
-        candidates=facts.warm_candidates(session, engine_id),
+        candidates=candidates,
     )
-    return warmup.decide(standing.rule, known)
+    return warmup.decide(standing.rule, known, kept)
 
 
 def _upkeep(
@@ -60,21 +62,39 @@ def _upkeep(
             in_flight = facts.has_live_command(session, engine_id, "scrub")
             return upkeep.decide_scrub(rule, upkeep.UpkeepFacts(engine_id=engine_id, in_flight=in_flight))
         case upkeep.CompressIdleRule() as rule:
-            known = _idle_facts(session, engine_id, "compress", ("FULL",), rule.idle_seconds, now)
+            known = _idle_facts(session, standing, engine_id, "compress", ("FULL",), rule.idle_seconds, now)
             return upkeep.decide_compress(rule, known)
         case upkeep.OffloadIdleRule() as rule:
             states = ("FULL", "COMPRESSED")
-            known = _idle_facts(session, engine_id, "offload", states, rule.idle_seconds, now)
+            known = _idle_facts(session, standing, engine_id, "offload", states, rule.idle_seconds, now)
             return upkeep.decide_offload(rule, known)
     raise AssertionError(f"{standing.kind} is no upkeep")
 
 
 def _idle_facts(
-    session: Session, engine_id: str, kind: str, states: tuple[str, ...], idle_seconds: int, now: dt.datetime
+    session: Session,
+    standing: Standing,
+    engine_id: str,
+    command: str,
+    states: tuple[str, ...],
+    idle_seconds: int,
+    now: dt.datetime,
 ) -> upkeep.UpkeepFacts:
-    idle = facts.idle_prefixes(session, engine_id, states, now - dt.timedelta(seconds=idle_seconds))
-    in_flight = facts.has_live_command(session, engine_id, kind)
-    return upkeep.UpkeepFacts(engine_id=engine_id, in_flight=in_flight, idle_prefixes=idle)
+    idle = facts.idle_prefixes(
+        session,
+        engine_id,
+        states,
+        now - dt.timedelta(seconds=idle_seconds),
+        namespace=standing.scope.namespace,
+        refused_to=standing.name,
+        now=now,
+    )
+    return upkeep.UpkeepFacts(
+        engine_id=engine_id,
+        in_flight=facts.has_live_command(session, engine_id, command),
+        idle_prefixes=idle,
+        backing_off=facts.backing_off(session, engine_id, standing.name, now),
+    )
 
 
 DECIDERS: Mapping[str, Decider] = {

@@ -21,27 +21,49 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from controlplane.steering.limits import MODES
+from controlplane.steering.limits import LADDER
+from controlplane.steering.parameters import Choice, Number, Whole, knob
 from controlplane.steering.policies.proposals import SetMode, Verdict
 
 MOST_DOUBLINGS = 16
 
 
+DAY_SECONDS = 86_400
+
+
+def _seconds(default: int, meaning: str, least: int = 0) -> Any:
+    return knob(default, Whole(least=least, most=DAY_SECONDS, unit="seconds", meaning=meaning))
+
+
+def _count_of(default: int, unit: str, meaning: str) -> Any:
+    return knob(default, Whole(least=1, most=1_000_000, unit=unit, meaning=meaning))
+
+
+def _rate(default: float, meaning: str) -> Any:
+    return knob(default, Number(least=0, most=1, unit="as a share of recoveries", meaning=meaning))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DegradeRule:
-    """The parameters of the policy. Rates are shares of recoveries, 0 to 1; evaluations are runs of the policy."""
+    """Steps down the ladder of modes while recoveries fail, and up again. An evaluation is one run of the policy."""
 
-    window_seconds: int = 60
-    minimum_samples: int = 10
-    step_down_above: float = 0.2
-    step_up_below: float = 0.05
-    down_evaluations: int = 3
-    up_evaluations: int = 6
-    cool_down_seconds: int = 30  # also the shortest hold before a measured step up
-    quiet_hold_seconds: int = 180  # the shortest silence before a probe step up
-    trial_seconds: int = 300
-    longest_hold_seconds: int = 3600
-    lowest_mode: str = "bypass"
+    window_seconds: int = _seconds(60, "Only recoveries of the last so many seconds count.", least=1)
+    minimum_samples: int = _count_of(10, "recoveries", "Fewer are silence: they confirm nothing and break every row.")
+    step_down_above: float = _rate(0.2, "A failure rate above this is bad.")
+    step_up_below: float = _rate(0.05, "A failure rate below this is good; between the two it is neither.")
+    down_evaluations: int = _count_of(3, "evaluations", "So many bad ones in a row step down.")
+    up_evaluations: int = _count_of(6, "evaluations", "So many good ones in a row step up.")
+    cool_down_seconds: int = _seconds(30, "The shortest time between steps, and before a measured step up.")
+    quiet_hold_seconds: int = _seconds(180, "The shortest silence before a probe step up.")
+    trial_seconds: int = _seconds(300, "A step down so soon after a step up says that the step up was wrong.")
+    longest_hold_seconds: int = _seconds(3600, "Wrong steps up double the holds, up to this.")
+    lowest_mode: str = knob("bypass", Choice(of=LADDER[1:], meaning="Never lower than this."))
+
+    def problems(self) -> list[str]:
+        """What is wrong with the parameters together."""
+        if self.step_up_below <= self.step_down_above:
+            return []
+        return ["step_up_below must not be above step_down_above, or the policy would flap"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,21 +115,21 @@ def decide(rule: DegradeRule, facts: DegradeFacts, memory: DegradeMemory) -> Ver
     """One evaluation. The verdict carries at most one `SetMode`, one rung away, and the memory for the next run."""
     now = facts.now.timestamp()
     memory = _forgive(rule, memory, now)
-    if facts.held_by_person:
+    if facts.held_by_person or facts.mode not in LADDER:  # a drain is a person's, held or not
         rested = DegradeMemory(last_step_at=now, last_evidence_at=now, wrong_steps_up=memory.wrong_steps_up)
-        return _verdict("held_by_person", f"a person holds mode {facts.mode}", facts, rested)
+        return _verdict("held_by_person", f"a person holds mode {facts.mode}", rule, facts, memory, rested)
     memory = _count(rule, facts, memory, now)
-    level = MODES.index(facts.mode)
+    level = LADDER.index(facts.mode)
     since_step = now - memory.last_step_at
     if memory.bad_in_a_row >= rule.down_evaluations and since_step >= rule.cool_down_seconds:
-        if level < MODES.index(rule.lowest_mode):
-            return _step_down(facts, memory, MODES[level + 1], now)
-        return _verdict(
-            "at_lowest_mode", f"recoveries fail in {facts.mode}, and no lower mode is allowed", facts, memory
-        )
+        if level < LADDER.index(rule.lowest_mode):
+            return _step_down(rule, facts, memory, LADDER[level + 1], now)
+        why = f"recoveries fail in {facts.mode}, and no lower mode is allowed"
+        return _verdict("at_lowest_mode", why, rule, facts, memory, memory)
     if level > 0 and _may_step_up(rule, facts, memory, now):
-        return _step_up(facts, memory, MODES[level - 1], now)
-    return _verdict(*_waiting(rule, facts, memory, now), facts, memory)
+        return _step_up(rule, facts, memory, LADDER[level - 1], now)
+    decision, why = _waiting(rule, facts, memory, now)
+    return _verdict(decision, why, rule, facts, memory, memory)
 
 
 def hold_seconds(shortest: int, rule: DegradeRule, memory: DegradeMemory) -> float:
@@ -145,14 +167,15 @@ def _may_step_up(rule: DegradeRule, facts: DegradeFacts, memory: DegradeMemory, 
     return silent and now - memory.last_evidence_at >= hold_seconds(rule.quiet_hold_seconds, rule, memory)
 
 
-def _step_down(facts: DegradeFacts, memory: DegradeMemory, mode: str, now: float) -> Verdict:
+def _step_down(rule: DegradeRule, facts: DegradeFacts, memory: DegradeMemory, mode: str, now: float) -> Verdict:
     wrong = memory.wrong_steps_up + (1 if memory.stepped_up_at is not None else 0)
     stepped = DegradeMemory(last_step_at=now, last_evidence_at=now, wrong_steps_up=wrong)
     why = f"{facts.not_recovered} of {facts.samples} recoveries failed or were late: {facts.mode} -> {mode}"
-    return _verdict("step_down", why, facts, stepped, SetMode(engine_id=facts.engine_id, mode=mode, reason=why))
+    step = SetMode(engine_id=facts.engine_id, mode=mode, reason=why)
+    return _verdict("step_down", why, rule, facts, memory, stepped, step)
 
 
-def _step_up(facts: DegradeFacts, memory: DegradeMemory, mode: str, now: float) -> Verdict:
+def _step_up(rule: DegradeRule, facts: DegradeFacts, memory: DegradeMemory, mode: str, now: float) -> Verdict:
     measured = memory.good_in_a_row > 0
     stepped = DegradeMemory(
         last_step_at=now, last_evidence_at=now, stepped_up_at=now, wrong_steps_up=memory.wrong_steps_up
@@ -160,7 +183,8 @@ def _step_up(facts: DegradeFacts, memory: DegradeMemory, mode: str, now: float) 
     seen = f"{facts.recovered} of {facts.samples} recoveries worked" if measured else "a quiet hold passed: a probe"
     why = f"{seen}: {facts.mode} -> {mode}"
     decision = "step_up" if measured else "probe_up"
-    return _verdict(decision, why, facts, stepped, SetMode(engine_id=facts.engine_id, mode=mode, reason=why))
+    step = SetMode(engine_id=facts.engine_id, mode=mode, reason=why)
+    return _verdict(decision, why, rule, facts, memory, stepped, step)
 
 
 def _waiting(rule: DegradeRule, facts: DegradeFacts, memory: DegradeMemory, now: float) -> tuple[str, str]:
@@ -177,16 +201,28 @@ def _waiting(rule: DegradeRule, facts: DegradeFacts, memory: DegradeMemory, now:
 
 
 def _verdict(
-    decision: str, why: str, facts: DegradeFacts, memory: DegradeMemory, proposal: SetMode | None = None
+    decision: str,
+    why: str,
+    rule: DegradeRule,
+    facts: DegradeFacts,
+    counted: DegradeMemory,
+    memory: DegradeMemory,
+    proposal: SetMode | None = None,
 ) -> Verdict:
+    """`counted` is the memory the decision was made from, a step's own memory begins its rows anew."""
+    now = facts.now.timestamp()
     inputs = {
         "mode": facts.mode,
+        "samples": facts.samples,
         "recovered": facts.recovered,
         "not_recovered": facts.not_recovered,
         "failure_rate": facts.failure_rate,
-        "bad_in_a_row": memory.bad_in_a_row,
-        "good_in_a_row": memory.good_in_a_row,
-        "wrong_steps_up": memory.wrong_steps_up,
+        "samples_since": samples_since(rule, counted, facts.now).isoformat(),
+        "bad_in_a_row": counted.bad_in_a_row,
+        "good_in_a_row": counted.good_in_a_row,
+        "wrong_steps_up": counted.wrong_steps_up,
+        "since_last_step_seconds": round(now - counted.last_step_at, 1) if counted.last_step_at else None,
+        "silent_seconds": round(now - counted.last_evidence_at, 1) if counted.last_evidence_at else None,
     }
     return Verdict(
         decision=decision,

@@ -1,65 +1,35 @@
-"""The standing policies: their kinds, their parameters, what a fresh store starts with, and how people change them."""
+"""The standing policies in the store: what a fresh one starts with, and how people create, change and remove them."""
 
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from typing import Any
 
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from controlplane.auth import Role
-from controlplane.errors import BadRequest, NotFound
-from controlplane.steering.command_kinds import TIERS
+from controlplane.errors import BadRequest, Conflict, NotFound
 from controlplane.steering.deed import Deed
-from controlplane.steering.policies.degrade import DegradeRule
-from controlplane.steering.policies.upkeep import CompactRule, CompressIdleRule, OffloadIdleRule, ScrubRule
-from controlplane.steering.policies.warmup import WarmupRule
-from controlplane.store.models import Policy
-
-SHORTEST_EVERY_SECONDS = 1
-LONGEST_EVERY_SECONDS = 7 * 86_400
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetentionRule:
-    """Retention has no parameters of its own: how long history is kept are settings of the control plane."""
-
-
-Rule = DegradeRule | WarmupRule | RetentionRule | CompactRule | ScrubRule | CompressIdleRule | OffloadIdleRule
-KINDS: Mapping[str, type[Rule]] = {
-    "degrade": DegradeRule,
-    "warmup": WarmupRule,
-    "retention": RetentionRule,
-    "compact": CompactRule,
-    "scrub": ScrubRule,
-    "compress_idle": CompressIdleRule,
-    "offload_idle": OffloadIdleRule,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """A policy as the scheduler and the runner see it."""
-
-    name: str
-    kind: str
-    rule: Rule
-    every_seconds: int
-    paused: bool
-
-
-DEFAULTS = (
-    Standing(name="degrade", kind="degrade", rule=DegradeRule(), every_seconds=10, paused=False),
-    Standing(name="warm-up", kind="warmup", rule=WarmupRule(), every_seconds=300, paused=False),
-    Standing(name="retention", kind="retention", rule=RetentionRule(), every_seconds=600, paused=False),
-    Standing(name="compact", kind="compact", rule=CompactRule(), every_seconds=60, paused=False),
-    Standing(name="scrub", kind="scrub", rule=ScrubRule(), every_seconds=600, paused=False),
-    # What is idle is a matter of the workload: these wait for a person to switch them on.
-    Standing(name="compress-idle", kind="compress_idle", rule=CompressIdleRule(), every_seconds=60, paused=True),
-    Standing(name="offload-idle", kind="offload_idle", rule=OffloadIdleRule(), every_seconds=60, paused=True),
+from controlplane.steering.policies.kinds import (
+    CHOOSE_PREFIXES,
+    DEFAULT_NAMES,
+    DEFAULTS,
+    OF_THE_STORE,
+    Standing,
+    read_rule,
 )
+from controlplane.steering.policies.scope import Scope, read_scope
+from controlplane.steering.policies.when import When, check_when, cron_trigger
+from controlplane.store.models import Policy, PolicyRefusal
+
+NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
+RESERVED = frozenset({"runs", "kinds"})  # what follows /v1/policies/ and is no policy
+MOST_POLICIES = 200
+LONGEST_PAUSE = dt.timedelta(days=31)
 
 
 def seed(session: Session, now: dt.datetime) -> list[str]:
@@ -72,10 +42,11 @@ def seed(session: Session, now: dt.datetime) -> list[str]:
                     name=standing.name,
                     kind=standing.kind,
                     parameters=asdict(standing.rule),
-                    every_seconds=standing.every_seconds,
+                    scope=standing.scope.as_json(),
                     paused=standing.paused,
                     memory={},
                     changed_at=now,
+                    **asdict(standing.when),
                 )
             )
             added.append(standing.name)
@@ -83,93 +54,139 @@ def seed(session: Session, now: dt.datetime) -> list[str]:
 
 
 def standing_of(policy: Policy) -> Standing:
-    """The row as a value. Raises BadRequest if its kind or parameters are not usable."""
+    """The row as a value. Raises BadRequest if its kind, parameters or cron expression are not usable."""
+    if policy.cron is not None:
+        cron_trigger(policy.cron, policy.time_zone)
     return Standing(
         name=policy.name,
         kind=policy.kind,
         rule=read_rule(policy.kind, policy.parameters),
-        every_seconds=policy.every_seconds,
+        when=When(every_seconds=policy.every_seconds, cron=policy.cron, time_zone=policy.time_zone),
+        scope=Scope(**policy.scope),
         paused=policy.paused,
+        paused_until=policy.paused_until,
     )
 
 
-def read_rule(kind: str, parameters: Mapping[str, Any]) -> Rule:
-    """The parameters as the kind's rule. Raises BadRequest naming what is unknown, of a wrong type or out of range."""
-    rule_type = KINDS.get(kind)
-    if rule_type is None:
-        raise BadRequest("policy_kind", f"There is no policy kind {kind!r}.", f"Kinds: {', '.join(KINDS)}.")
-    defaults = {field.name: field.default for field in fields(rule_type)}
-    problems = [f"{name} is no parameter of {kind}" for name in parameters if name not in defaults]
-    problems += [
-        problem
-        for name, value in parameters.items()
-        if name in defaults and (problem := _wrong(name, value, defaults[name]))
-    ]
-    if not problems:
-        problems = _together(kind, {**defaults, **parameters})
-    if problems:
-        known = ", ".join(defaults) or "none"
-        raise BadRequest("policy_parameters", "; ".join(problems) + ".", f"Parameters of {kind}: {known}.")
-    return rule_type(**parameters)
-
-
-def find(session: Session, name: str) -> Policy:
-    """The policy's row. Raises NotFound."""
-    policy = session.get(Policy, name)
+def find(session: Session, name: str, *, lock: bool = False) -> Policy:
+    """The policy's row; `lock`: no other run changes its memory until this transaction ends. Raises NotFound."""
+    policy = session.get(Policy, name, with_for_update=True if lock else None)
     if policy is None:
         raise NotFound("policy_unknown", f"There is no policy {name!r}.", "`kvdeck policy list` shows them.")
     return policy
 
 
-def change(session: Session, deed: Deed, name: str, changes: Mapping[str, Any]) -> Policy:
-    """Pauses, resumes or tunes a policy: `paused`, `parameters` (merged), `every_seconds`. Audited."""
+def create(session: Session, deed: Deed, name: str, kind: str, wanted: Mapping[str, Any]) -> Policy:
+    """Adds a policy. `wanted`: `parameters`, `every_seconds` or `cron` with `time_zone`, `scope`, `paused`. Audited.
+
+    Raises BadRequest with the reason for whatever cannot be, Conflict for a name that is taken.
+    """
     deed.must_be(Role.OPERATOR)
-    policy = find(session, name)
-    every = changes.get("every_seconds", policy.every_seconds)
-    if not SHORTEST_EVERY_SECONDS <= every <= LONGEST_EVERY_SECONDS:
+    if not NAME.fullmatch(name) or name in RESERVED:
         raise BadRequest(
-            "every_seconds",
-            f"every_seconds must be {SHORTEST_EVERY_SECONDS} to {LONGEST_EVERY_SECONDS}, got {every}.",
-            "Nothing was changed.",
+            "policy_name",
+            f"{name!r} cannot name a policy.",
+            f"Use up to 63 small letters, digits and dashes, a letter first; not {' or '.join(sorted(RESERVED))}.",
         )
-    parameters = {**policy.parameters, **changes.get("parameters", {})}
-    read_rule(policy.kind, parameters)
+    rule = read_rule(kind, wanted.get("parameters") or {})
+    if kind in OF_THE_STORE:
+        raise Conflict(
+            "policy_of_the_store", f"There is one policy of kind {kind}, as there is one store.", "Change that one."
+        )
+    scope = read_scope(wanted.get("scope") or {}, has_namespace=kind in CHOOSE_PREFIXES, what=kind)
+    when = check_when(wanted, deed.now)
+    if session.get(Policy, name) is not None:
+        raise Conflict("policy_exists", f"There is a policy {name!r} already.", "Change it, or choose another name.")
+    if (session.scalar(select(func.count()).select_from(Policy)) or 0) >= MOST_POLICIES:
+        raise Conflict("policies_full", f"There are {MOST_POLICIES} policies.", "Remove one that is not needed.")
+    policy = Policy(
+        name=name,
+        kind=kind,
+        parameters=asdict(rule),
+        scope=scope.as_json(),
+        paused=bool(wanted.get("paused")),
+        memory={},
+        changed_at=deed.now,
+        **asdict(when),
+    )
+    session.add(policy)
+    session.flush()
+    deed.record(session, "create_policy", name, after={"kind": kind, **_tunables(policy)})
+    return policy
+
+
+def change(session: Session, deed: Deed, name: str, changes: Mapping[str, Any]) -> Policy:
+    """Pauses, resumes or tunes a policy. Audited.
+
+    `parameters` are merged, a null among them goes back to the default; `every_seconds` and `cron` replace each other;
+    `scope` is replaced; `paused` with `paused_until` ends by itself. Raises BadRequest, NotFound.
+    """
+    deed.must_be(Role.OPERATOR)
+    policy = find(session, name, lock=True)
     before = _tunables(policy)
-    policy.parameters = parameters
-    policy.every_seconds = every
-    policy.paused = changes.get("paused", policy.paused)
+    merged = {**policy.parameters, **(changes.get("parameters") or {})}
+    rule = read_rule(policy.kind, {key: value for key, value in merged.items() if value is not None})
+    if "scope" in changes:
+        if policy.kind in OF_THE_STORE and changes["scope"]:
+            raise BadRequest("scope_invalid", f"{policy.kind} has no scope: there is one store.", "Leave it out.")
+        has_namespace = policy.kind in CHOOSE_PREFIXES
+        policy.scope = read_scope(changes["scope"] or {}, has_namespace=has_namespace, what=policy.kind).as_json()
+    when = check_when(_wished_when(policy, changes), deed.now)
+    policy.parameters = asdict(rule)
+    policy.every_seconds, policy.cron, policy.time_zone = when.every_seconds, when.cron, when.time_zone
+    if "paused" in changes or "paused_until" in changes:
+        policy.paused_until = _pause_end(changes, deed.now)
+        policy.paused = bool(changes.get("paused", policy.paused_until is not None))
     policy.changed_at = deed.now
     deed.record(session, "change_policy", name, before=before, after=_tunables(policy))
     return policy
 
 
+def remove(session: Session, deed: Deed, name: str) -> None:
+    """Removes a policy that somebody created; its runs stay. Raises Conflict for a default one, NotFound."""
+    deed.must_be(Role.OPERATOR)
+    policy = find(session, name, lock=True)
+    if name in DEFAULT_NAMES:
+        raise Conflict("policy_default", f"{name} is one of the policies every deck has.", "Pause it instead.")
+    session.execute(delete(PolicyRefusal).where(PolicyRefusal.policy == name))
+    deed.record(session, "remove_policy", name, before={"kind": policy.kind, **_tunables(policy)})
+    session.delete(policy)
+
+
+def _wished_when(policy: Policy, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A new interval replaces a cron expression and the other way round; asking for both is refused."""
+    wished = {key: changes.get(key, getattr(policy, key)) for key in ("every_seconds", "cron", "time_zone")}
+    if changes.get("cron") is not None and "every_seconds" not in changes:
+        wished["every_seconds"] = None
+    if changes.get("every_seconds") is not None and "cron" not in changes:
+        wished["cron"] = None
+    return wished
+
+
+def _pause_end(changes: Mapping[str, Any], now: dt.datetime) -> dt.datetime | None:
+    until: dt.datetime | None = changes.get("paused_until")
+    if until is None:
+        return None
+    if changes.get("paused") is False:
+        raise BadRequest("paused_until", "paused_until ends a pause, and paused is false.", "Leave one of them out.")
+    if until.tzinfo is None:
+        raise BadRequest("time_naive", "paused_until was given without a zone.", "Write 2026-01-31T12:00:00Z.")
+    if not now < until <= now + LONGEST_PAUSE:
+        raise BadRequest(
+            "paused_until",
+            f"paused_until must lie in the next {LONGEST_PAUSE.days} days, got {until.isoformat()}.",
+            "Leave it out to pause until somebody resumes.",
+        )
+    return until
+
+
 def _tunables(policy: Policy) -> dict[str, Any]:
-    return {"parameters": policy.parameters, "every_seconds": policy.every_seconds, "paused": policy.paused}
-
-
-def _wrong(name: str, value: Any, default: Any) -> str | None:
-    if isinstance(default, bool | str):
-        return None if isinstance(value, type(default)) else f"{name} must be like {default!r}, got {value!r}"
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-        return f"{name} must be a number from 0, got {value!r}"
-    if isinstance(default, int) and not isinstance(value, int):
-        return f"{name} must be a whole number, got {value!r}"
-    return None
-
-
-def _together(kind: str, values: Mapping[str, Any]) -> list[str]:
-    if kind == "offload_idle" and values["tier"] not in TIERS:
-        return [f"tier must be one of {', '.join(TIERS)}, got {values['tier']!r}"]
-    if kind != "degrade":
-        return []
-    problems = []
-    if not 0 <= values["step_up_below"] <= values["step_down_above"] <= 1:
-        problems.append("0 <= step_up_below <= step_down_above <= 1 must hold, or the policy would flap")
-    problems += [
-        f"{name} must be at least 1"
-        for name in ("minimum_samples", "down_evaluations", "up_evaluations", "window_seconds")
-        if values[name] < 1
-    ]
-    if values["lowest_mode"] not in ("no_disk", "resident_only", "full_only", "bypass"):
-        problems.append(f"lowest_mode must be a degraded mode, got {values['lowest_mode']!r}")
-    return problems
+    return {
+        "parameters": policy.parameters,
+        "every_seconds": policy.every_seconds,
+        "cron": policy.cron,
+        "time_zone": policy.time_zone,
+        "scope": policy.scope,
+        "paused": policy.paused,
+        "paused_until": policy.paused_until and policy.paused_until.isoformat(),
+    }

@@ -27,7 +27,9 @@ def trim_history(
         inputs=_limits(settings) | {"why": why},
         decision="trim" if deleted or dry_run else "nothing_to_trim",
         proposed=[as_json(TrimHistory(reason=why))] if deleted or dry_run else [],
-        outcome={"deleted_rows": deleted} if deleted else {},
+        did={"deleted_rows": deleted} if deleted else {},
+        changed={},
+        settled_at=now,
         error=None,
     )
     if deleted or trigger == "manual":
