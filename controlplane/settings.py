@@ -1,4 +1,4 @@
-"""The settings of the control plane: one frozen value, built once, from `KVDECK_*` variables.
+"""The settings of the control plane, and of the voice of an engine host: frozen values, built once.
 
 The only module that reads the environment.
 """
@@ -21,6 +21,121 @@ MIB = 1 << 20
 SCHEMES = ("sqlite", "postgresql", "postgresql+psycopg")
 
 
+HTTP, GRPC = "http/protobuf", "grpc"
+PROTOCOLS = (HTTP, GRPC)
+SAMPLERS = {
+    "always_on": (1.0, False),
+    "always_off": (0.0, False),
+    "traceidratio": (None, False),
+    "parentbased_always_on": (1.0, True),
+    "parentbased_always_off": (0.0, True),
+    "parentbased_traceidratio": (None, True),
+}
+"""Ratio of the traces that begin here (None: the argument), and whether a caller's own decision goes first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoiceSettings:
+    """How an engine host speaks beside the history: to one backend by the standard `OTEL_*` variables, and on a port to
+    pull metrics from. Addresses, headers, certificates, compression and timeouts are read by OpenTelemetry itself.
+    """
+
+    traces: bool = False
+    metrics: bool = False
+    traces_protocol: str = HTTP
+    metrics_protocol: str = HTTP
+    sampler_ratio: float = 1.0
+    sampler_follows_caller: bool = True
+    has_timeout: bool = False
+    service_name: str = ""
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int = 0  # 0: metrics are not served
+    dashboard_url: str = ""  # spans then say where the dashboard shows what they are about
+
+    @property
+    def has_backend(self) -> bool:
+        """Whether anything goes anywhere but to the history."""
+        return self.traces or self.metrics
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> VoiceSettings:
+        """Raises SettingsError naming the variable, its value and what is allowed."""
+        environ = os.environ if environ is None else environ
+        off = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+        ratio, follows = _sampler(environ)
+        return cls(
+            traces=not off and _is_sent("TRACES", environ),
+            metrics=not off and _is_sent("METRICS", environ),
+            traces_protocol=_protocol("TRACES", environ),
+            metrics_protocol=_protocol("METRICS", environ),
+            sampler_ratio=ratio,
+            sampler_follows_caller=follows,
+            has_timeout=any(environ.get(f"OTEL_EXPORTER_OTLP_{of}TIMEOUT") for of in ("", "TRACES_")),
+            service_name=environ.get("OTEL_SERVICE_NAME", "").strip(),
+            metrics_host=_text("KVDECK_METRICS_HOST", environ.get("KVDECK_METRICS_HOST", "127.0.0.1")),
+            metrics_port=_port("KVDECK_METRICS_PORT", port) if (port := environ.get("KVDECK_METRICS_PORT", "")) else 0,
+            dashboard_url=_web_url("KVDECK_DASHBOARD_URL", environ.get("KVDECK_DASHBOARD_URL", "")),
+        )
+
+
+VOICE_VARIABLES = {
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "where spans and metrics also go; unset: nowhere but to the control plane",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, ..._METRICS_ENDPOINT": "the same for one of the two, as a whole address",
+    "OTEL_EXPORTER_OTLP_PROTOCOL (..._TRACES_..., ..._METRICS_...)": "`http/protobuf` (default) or `grpc`",
+    "OTEL_EXPORTER_OTLP_HEADERS, _CERTIFICATE, _CLIENT_KEY, _CLIENT_CERTIFICATE, _COMPRESSION, _TIMEOUT": (
+        "as OpenTelemetry defines them; they are not used for the control plane. The timeout is 2 s unless set"
+    ),
+    "OTEL_TRACES_EXPORTER, OTEL_METRICS_EXPORTER": "`otlp` (default), or `none` for not that one",
+    "OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG": (
+        f"what the backend gets: {', '.join(SAMPLERS)}; default parentbased_always_on. Transitions, commands and "
+        "failures always; the history gets everything"
+    ),
+    "OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES": "who speaks",
+    "OTEL_SDK_DISABLED": "`true`: no backend at all",
+    "KVDECK_METRICS_PORT": "serve `/metrics` for Prometheus on this port; unset: the engine opens no port",
+    "KVDECK_METRICS_HOST": "on this address; 127.0.0.1",
+    "KVDECK_DASHBOARD_URL": "the dashboard's address: spans then carry `kvcache.dashboard.url`",
+}
+"""For the reference: what an engine host reads."""
+
+
+def _is_sent(signal: str, environ: Mapping[str, str]) -> bool:
+    variable = f"OTEL_{signal}_EXPORTER"
+    chosen = environ.get(variable, "").strip().lower() or "otlp"
+    if chosen not in ("otlp", "none"):
+        raise _refuse(variable, chosen, "otlp or none")
+    named = (f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    for name in named:
+        _web_url(name, environ.get(name, "").strip())
+    return chosen == "otlp" and any(environ.get(name, "").strip() for name in named)
+
+
+def _protocol(signal: str, environ: Mapping[str, str]) -> str:
+    for variable in (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        if value := environ.get(variable, "").strip().lower():
+            if value not in PROTOCOLS:
+                raise _refuse(variable, value, " or ".join(PROTOCOLS))
+            return value
+    return HTTP
+
+
+def _sampler(environ: Mapping[str, str]) -> tuple[float, bool]:
+    name = environ.get("OTEL_TRACES_SAMPLER", "").strip().lower() or "parentbased_always_on"
+    if name not in SAMPLERS:
+        raise _refuse("OTEL_TRACES_SAMPLER", name, ", ".join(SAMPLERS))
+    ratio, follows = SAMPLERS[name]
+    if ratio is not None:
+        return ratio, follows
+    argument = environ.get("OTEL_TRACES_SAMPLER_ARG", "").strip() or "1.0"
+    try:
+        ratio = float(argument)
+    except ValueError:
+        ratio = -1.0
+    if not 0.0 <= ratio <= 1.0:
+        raise _refuse("OTEL_TRACES_SAMPLER_ARG", argument, "a ratio from 0 to 1")
+    return ratio, follows
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Every field is the variable `KVDECK_<FIELD IN CAPITALS>`; seconds, days and bytes are in the names."""
@@ -40,6 +155,7 @@ class Settings:
     keep_rollups_days: int = 30
     keep_history_days: int = 14
     keep_audit_days: int = 365
+    keep_curves_days: int = 2  # a curve a minute and engine; what they foretold is kept as the audit is
 
     @property
     def is_loopback(self) -> bool:

@@ -71,7 +71,7 @@ def validations() -> str:
 
 def settings() -> str:
     """Environment variables of the control plane and fields of the engine's configuration."""
-    from controlplane.settings import Settings
+    from controlplane.settings import VOICE_VARIABLES, Settings
     from engine.config import EngineConfig
 
     lines = ["# Settings", "", "## Control plane: environment variables", "", "| variable | default |", "|---|---|"]
@@ -84,6 +84,9 @@ def settings() -> str:
         "The command line reads `KVDECK_URL` (where the control plane is) and `KVDECK_TOKEN` (who you are).",
         "",
     ]
+    lines += ["## Engine host: environment variables", "", "| variable | meaning |", "|---|---|"]
+    lines += [f"| {name} | {meaning} |" for name, meaning in VOICE_VARIABLES.items()]
+    lines += ["", "The engine host's way to the control plane is `KVDECK_URL` and `KVDECK_ENGINE_TOKEN`.", ""]
     lines += ["## Engine: `EngineConfig`", "", "| field | default |", "|---|---|"]
     for field in fields(EngineConfig):
         default = field.default if field.default_factory is MISSING else field.default_factory()

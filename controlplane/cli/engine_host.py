@@ -130,7 +130,7 @@ def _stop_on_signals() -> Iterator[threading.Event]:
 def _opened(config: HostConfig) -> AbstractContextManager[CacheEngine]:
     """The engine, on the deck where there is an address of one."""
     from controlplane.host.deck import engine_on_deck
-    from engine import CacheEngine, EngineConfig, preset
+    from engine import EngineConfig, preset
     from engine.integrations.synthetic import use_one_thread
 
     use_one_thread()
@@ -146,8 +146,6 @@ def _opened(config: HostConfig) -> AbstractContextManager[CacheEngine]:
         persist_s=PERSIST_S,
     )
     spec = preset(config.spec)
-    if not config.url:
-        return CacheEngine(spec, settings)
     return engine_on_deck(spec, settings, url=config.url, token=config.token, folder=config.data_dir)
 
 

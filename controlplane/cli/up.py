@@ -187,7 +187,9 @@ def _parts(
     if engine_options is not None:
         folder = str(settings.data_dir / "engine")
         command = [*kvdeck, "engine", "--url", settings.api_url, "--data-dir", folder, *engine_options]
-        child = Child("engine", command, {**environment, "KVDECK_ENGINE_TOKEN": tokens["engine"]}, logs / "engine.log")
+        voice = {"KVDECK_DASHBOARD_URL": _dashboard_url(settings)} if with_dashboard else {}
+        engine_environment = {**voice, **environment, "KVDECK_ENGINE_TOKEN": tokens["engine"]}
+        child = Child("engine", command, engine_environment, logs / "engine.log")
         started = utc_now()
         parts.append(Part(child=child, is_ready=lambda: _engine_speaks(settings, tokens["operator"], started)))
     if with_dashboard:

@@ -6,29 +6,41 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from controlplane.host.agent import Agent
 from controlplane.host.export import build_export
+from controlplane.settings import VoiceSettings
 from engine import CacheEngine, EngineConfig, ModelSpec
 from engine.telemetry.identity import identity_of
 
 
 @contextmanager
 def engine_on_deck(
-    spec: ModelSpec, settings: EngineConfig, *, url: str, token: str, folder: Path | None = None
+    spec: ModelSpec,
+    settings: EngineConfig,
+    *,
+    url: str,
+    token: str,
+    folder: Path | None = None,
+    voice: VoiceSettings | None = None,
 ) -> Iterator[CacheEngine]:
     """A `CacheEngine` that the control plane at `url` sees and steers, with a token of role engine.
 
-    Without a control plane behind the address it serves all the same, and reports once there is one. `folder` is where
-    the agent keeps outcomes that it could not yet tell: the data folder by default, else a temporary one.
-    Raises what `CacheEngine` raises.
+    Without a control plane behind the address it serves all the same, and reports once there is one; without an
+    address it only speaks to whom `voice` names: backends and the port for Prometheus, by default as the environment
+    says. `folder` is where the agent keeps outcomes that it could not yet tell: the data folder by default, else a
+    temporary one. Raises what `CacheEngine` raises, and SettingsError.
     """
     with ExitStack() as parts:
         kept = folder or settings.data_dir or Path(parts.enter_context(tempfile.TemporaryDirectory()))
         kept.mkdir(parents=True, exist_ok=True, mode=0o700)
         boot_id = uuid.uuid4().hex
-        export = build_export(url, token, identity_of(settings.engine_id, boot_id, spec))
+        voice = voice or VoiceSettings.from_environment()
+        if voice.dashboard_url and not settings.dashboard_url:
+            settings = replace(settings, dashboard_url=voice.dashboard_url)
+        export = build_export(url, token, identity_of(settings.engine_id, boot_id, spec), voice=voice)
         parts.callback(export.shutdown)
         engine = CacheEngine(
             spec,
@@ -39,7 +51,8 @@ def engine_on_deck(
             boot_id=boot_id,
         )
         parts.callback(engine.close)  # its last transitions are spans: before the exporters, after the agent
-        agent = Agent(engine, url=url, token=token, data_dir=kept)
-        agent.start()
-        parts.callback(agent.stop)
+        if url:
+            agent = Agent(engine, url=url, token=token, data_dir=kept)
+            agent.start()
+            parts.callback(agent.stop)
         yield engine

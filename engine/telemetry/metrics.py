@@ -54,7 +54,6 @@ class EngineMetrics:
                 )
             ],
             "kvcache.requests": lambda: _singles(c.by_outcome, ("outcome",)),
-            "kvcache.gap.tokens": lambda: _singles(c.by_gap, ("reason",)),
             "kvcache.lost": lambda: _singles(c.lost, ("cause",)),
             "kvcache.queries": lambda: _pairs(_bounded(c.by_namespace), ("namespace",)),
             "kvcache.hits": lambda: _pairs(c.by_hit, ("object.kind", "state", "tier")),

@@ -12,6 +12,7 @@ from steering_support import Deck, add_engine, prefix_id, wait_for
 from controlplane.auth import Role
 from controlplane.clock import utc_now
 from controlplane.host.export import Export, build_export
+from controlplane.host.sender import SpanSender
 from controlplane.store.models import MetricPoint, PrefixVersion
 
 RESOURCE = {
@@ -50,17 +51,21 @@ def test_what_was_said_during_an_outage_arrives_after_it(tmp_path: Path) -> None
     export = build_export(deck.url, deck.tokens[Role.ENGINE], RESOURCE)
     try:
         speak(export)
-        wait_for(lambda: export.backlog.waiting_spans == 1, "the span to be kept")
+        wait_for(lambda: history(export).waiting_spans == 1, "the span to be kept")
         deck.start()
-        speak(export)  # the next batch takes the kept one along; the repeated version is one version
         wait_for(lambda: transitions(deck), "the transition")
         wait_for(lambda: points(deck), "the counter")
     finally:
         export.shutdown()
         deck.stop()
         deck.store.dispose()
-    assert export.backlog.waiting_spans == 0
+    assert history(export).waiting_spans == 0
     assert points(deck)[-1].attributes == "outcome=failed,tier=disk"
+
+
+def history(export: Export) -> SpanSender:
+    assert export.history is not None
+    return export.history
 
 
 def transitions(deck: Deck) -> list[PrefixVersion]:
@@ -73,8 +78,9 @@ def points(deck: Deck) -> list[MetricPoint]:
         return list(session.scalars(select(MetricPoint).where(MetricPoint.name == "kvcache.recoveries")))
 
 
-def test_shutdown_ends_without_any_receiver() -> None:
+def test_shutdown_twice_is_once() -> None:
     export = build_export(f"http://127.0.0.1:{free_port()}", "token", RESOURCE)
     speak(export)
     export.shutdown()
     export.shutdown()
+    assert history(export).dropped_spans == 1

@@ -74,7 +74,9 @@ def test_a_span_carries_the_attributes_the_registry_gives_it(said: Said, name: s
     kind, spans = SPANS[name], said.by_kind()[name]
     carried = [set(span.attributes or {}) for span in spans]
     assert set.intersection(*carried) >= set(kind.attributes)
-    assert set.union(*carried) == {*kind.attributes, *kind.sometimes}
+    # Why tokens were lost is provoked cause by cause in test_engine_losses.py.
+    provoked = {n for n in (*kind.attributes, *kind.sometimes) if not n.startswith("kvcache.lost.")}
+    assert provoked <= set.union(*carried) <= {*kind.attributes, *kind.sometimes}
 
 
 def test_every_attribute_is_of_its_type_and_one_of_its_values(said: Said) -> None:

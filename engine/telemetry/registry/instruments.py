@@ -65,7 +65,6 @@ _ALL = (
         "kvcache.requests", "{request}", "Requests by outcome.",
         Label(name="outcome", bound=4, meaning="hit, partial, miss, bypass"),
     ),
-    _counter("kvcache.gap.tokens", "{token}", "Known tokens that were not usable, by why.", _REASON),
     _counter(
         "kvcache.lost", "{token}", "Tokens of prompts that were no hit, by why; with the usable ones, all.",
         Label(name="cause", bound=len(LOSSES)), pulled="kvcache_lost_tokens_total",
