@@ -152,6 +152,7 @@ class Settings:
     session_ttl_seconds: int = 12 * 3600  # of the token a one-time link is redeemed for
     trace_url: str = ""  # a tracing backend's page of one trace, with {trace_id} in it; empty: ids are not links
     keep_metric_points_hours: int = 2
+    keep_requests_hours: int = 24  # single requests and what each lost
     keep_rollups_days: int = 30
     keep_history_days: int = 14
     keep_audit_days: int = 365

@@ -97,6 +97,18 @@ class ControlPlaneClient(RuleCalls):
         """One prefix: now, versions, checkpoints, failures."""
         return self.get(f"/v1/prefixes/{engine}/{prefix_id}")
 
+    def losses(self, **filters: Any) -> Json:
+        """Where prompt tokens went, by `engine, namespace, minutes, since, until` -> `{usable_tokens, rows, ...}`."""
+        return _document(self.get("/v1/losses", **filters))
+
+    def requests(self, **filters: Any) -> Json:
+        """Single requests, by `trace, lost_prefix, engine, namespace, minutes` -> `{requests, why, capped}`."""
+        return _document(self.get("/v1/requests", **filters))
+
+    def doctor(self, **filters: Any) -> Json:
+        """What is wrong, by `engine, minutes` -> `{engines, rules, findings}`."""
+        return _document(self.get("/v1/doctor", **filters))
+
     def failures(self, **filters: Any) -> Any:
         """Failed validations."""
         return self.get("/v1/validations/failures", **filters)

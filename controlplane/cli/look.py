@@ -1,4 +1,4 @@
-"""Verbs that look: status, prefixes, explain."""
+"""Verbs that look: status, prefixes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ from controlplane.cli.context import (
     TokenOption,
     Url,
     as_bytes,
-    as_time,
-    choose_engine,
     connect,
     show_json,
     show_table,
 )
 from controlplane.cli.exits import OUT, CliError, Exit
 
-SHOWN_VERSIONS = 20
 FULL_ID = 32
 
 
@@ -33,7 +30,6 @@ def register(app: typer.Typer) -> None:
     """Adds the verbs."""
     app.command()(status)
     app.command()(prefixes)
-    app.command()(explain)
 
 
 def status(
@@ -129,42 +125,6 @@ def _prefix_row(prefix: dict[str, Any]) -> tuple[Any, ...]:
     names = (prefix["prefix_id"][:SHORT_ID], prefix["state"], prefix["tokens"])
     use = (prefix["tokens_served"], prefix["pinned"], prefix["namespace"])
     return (*names, *held, *use, prefix["engine_id"])
-
-
-def explain(
-    prefix_id: Annotated[str, typer.Argument(help="A prefix's id, or its first letters.")],
-    engine: EngineOption = "",
-    url: Url = DEFAULT_URL,
-    token: TokenOption = "",
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    as_json: AsJson = False,
-) -> None:
-    """One prefix: what it is now, how it came to be so, and which validations failed on it."""
-    with connect(url, token, data_dir) as client:
-        where = choose_engine(client, engine)
-        detail = client.prefix(where, full_id(client, where, prefix_id))
-    if as_json:
-        show_json(detail)
-        return
-    now = detail["now"]
-    OUT.print(f"[bold]{now['prefix_id']}[/] is {now['state']}, version {now['version']}, on {where}")
-    OUT.print(f"  {now['tokens']} tokens, served {now['tokens_served']} in {now['requests_served']} requests")
-    held = ", ".join(f"{tier} {as_bytes(now[f'{tier}_bytes'])}" for tier in ("gpu", "host", "disk"))
-    OUT.print(f"  holds {held}{', pinned' if now['pinned'] else ''}")
-    versions = detail["versions"][:SHOWN_VERSIONS]
-    columns = ("v", "at", "from", "to", "cause", "reason", "moved", "trace")
-    show_table("Versions, newest first", columns, (_version_row(version) for version in versions))
-    failures = detail["failures"]
-    show_table("Failed validations", ("at", "validation", "object", "reason", "boundary"), map(_failure_row, failures))
-
-
-def _version_row(version: dict[str, Any]) -> tuple[Any, ...]:
-    step = (version["version"], as_time(version["at"]), version["state_from"], version["state_to"])
-    return (*step, version["cause"], version["reason"], as_bytes(version["bytes_moved"]), version["trace_id"])
-
-
-def _failure_row(failure: dict[str, Any]) -> tuple[Any, ...]:
-    return as_time(failure["at"]), failure["validation"], failure["object_kind"], failure["reason"], failure["boundary"]
 
 
 def full_id(client: ControlPlaneClient, engine: str, start: str) -> str:

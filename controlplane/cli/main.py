@@ -12,6 +12,7 @@ from controlplane.cli import (
     check,
     engine_host,
     identify,
+    explain,
     look,
     policy,
     quarantine,
@@ -34,7 +35,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for module in (up, serve, look, act, steer, policy, alert, token, identify, check, quarantine, whatif):
+for module in (up, serve, look, explain, doctor, act, steer, policy, alert, token, identify, check, quarantine, whatif):
     module.register(app)
 app.command("engine")(engine_host.engine)
 app.command("replay")(replay.replay)

@@ -117,9 +117,11 @@ class ValidationFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcquireFact:
-    """One request: what was asked, found, and usable, in tokens."""
+    """One request: what was asked, found, and usable, in tokens. `lost`: cause -> tokens; with the usable ones they are
+    the prompt's."""
 
     prefix_id: str | None
+    lost_prefix_id: str | None
     namespace: str
     outcome: str
     reason: str
@@ -129,9 +131,15 @@ class AcquireFact:
     lcp_tokens: int
     usable_tokens: int
     replay_tokens: int
+    lost: dict[str, int]
+    mode: str
     at: dt.datetime
+    trace_id: str
+    span_id: str
 
 
+_LOST = "kvcache.lost."
+UNKNOWN_LOSS = "unknown"
 Fact = TransitionFact | ValidationFact | AcquireFact
 
 
@@ -268,20 +276,40 @@ def _validation_span(span: Span) -> ValidationFact:
 
 
 def _acquire_span(span: Span) -> AcquireFact:
-    fields = Fields(attributes_of(span.attributes))
+    values = attributes_of(span.attributes)
+    fields = Fields(values)
+    prompt_tokens, usable_tokens = fields.count("prompt_tokens"), fields.count("usable_tokens")
     return AcquireFact(
+        lost_prefix_id=fields.optional_text("lost.prefix.id", longest=32),
+        lost=_lost(values, fields, prompt_tokens - usable_tokens),
+        mode=fields.text("mode", longest=16, default="normal"),
+        trace_id=span.trace_id.hex(),
+        span_id=span.span_id.hex(),
         prefix_id=fields.optional_text("prefix.id", longest=32),
         namespace=fields.text("namespace", longest=128, default="default"),
         outcome=fields.text("outcome", longest=16),
         reason=fields.text("reason", longest=64, default="none"),
         state=fields.text("state", longest=24, default="none"),
         tier=fields.text("tier", longest=8, default="none"),
-        prompt_tokens=fields.count("prompt_tokens"),
+        prompt_tokens=prompt_tokens,
         lcp_tokens=fields.count("lcp_tokens"),
-        usable_tokens=fields.count("usable_tokens"),
+        usable_tokens=usable_tokens,
         replay_tokens=fields.count("replay_tokens", default=0),
         at=_at(span),
     )
+
+
+def _lost(values: Mapping[str, Any], fields: Fields, lost_tokens: int) -> dict[str, int]:
+    """Tokens by cause, all of them: what an older engine says no cause of is `unknown`."""
+    lost = {
+        name[len(_LOST) :]: fields.count(name.removeprefix("kvcache."), least=1)
+        for name in values
+        if name.startswith(_LOST) and name != f"{_LOST}prefix.id" and len(name) <= len(_LOST) + 32
+    }
+    rest = lost_tokens - sum(lost.values())
+    if rest < 0:
+        raise BadFact(f"the causes of loss add up to {sum(lost.values())} tokens, of {lost_tokens} that were no hit")
+    return {**lost, UNKNOWN_LOSS: rest} if rest else lost
 
 
 def _at(span: Span) -> dt.datetime:

@@ -17,6 +17,7 @@ from controlplane.ingest.engines import require_engine_row
 from controlplane.ingest.facts import AcquireFact, BadFact, Fact, TransitionFact, ValidationFact, read_span
 from controlplane.ingest.gaps import ask_for_snapshot
 from controlplane.ingest.history import apply_served, apply_transitions
+from controlplane.ingest.losses import add_losses, keep_requests
 from controlplane.ingest.outcome import SCOPE, IngestOutcome, sender_of
 from controlplane.ingest.rollups import add_failures, add_requests, add_validations
 
@@ -92,6 +93,8 @@ def _apply(session: Session, engine_id: str, batch: _Batch, now: dt.datetime, ou
     add_validations(session, engine_id, (fact for key, fact in batch.validations.items() if key in unseen))
     add_requests(session, engine_id, acquires)
     apply_served(session, engine_id, acquires)
+    add_losses(session, engine_id, acquires)
+    keep_requests(session, engine_id, acquires)
 
 
 def _times(facts: Iterable[tuple[bytes, ValidationFact | AcquireFact]]) -> dict[bytes, dt.datetime]:

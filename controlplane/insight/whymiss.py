@@ -17,27 +17,37 @@ MEANINGS: Mapping[str, str] = {
     UNKNOWN_LOSS: "told by an engine, or kept by a store, from before causes were told",
 }
 ADVICE: Mapping[str, str] = {
-    str(Loss.NEW_CONTENT): "Nothing to gain by caching. If it should be shared, look for what differs early in prompts: "
-    "a date, an id, the order of tools.",
-    str(Loss.PART_PAGE): "Nothing to gain but by a checkpoint at the end of the very same prompt.",
-    str(Loss.CALLER_REFUSED): "Look at the caller: weights that changed, or loads that fail; `kvdeck explain --trace ID`.",
-    str(Loss.EVICTED_CAP): "`kvdeck whatif` says what a larger cap brings; then `kvdeck cap --gpu BYTES`.",
-    str(Loss.EVICTED_NAMESPACE): "Give the namespace more: `kvdeck cap --namespace NAME --max BYTES`.",
-    str(Loss.EVICTED_PRESSURE): "A tier is full: `kvdeck whatif` for a larger one; a host or disk tier keeps what leaves.",
-    str(Loss.EVICTED_COMMAND): "`kvdeck audit` says who evicted it and why; pin what must stay: `kvdeck pin ID`.",
-    str(Loss.EVICTED_POLICY): "`kvdeck policy runs` has the run; let it keep longer, or pin: `kvdeck pin ID`.",
-    str(Loss.OTHER_RUN): "Runs of one prompt gave other bytes (batching, kernels): nothing to gain but by exact replays.",
-    str(Loss.ADMISSION_REFUSED): "If the cap has room, keep more: `kvdeck cap --admission all`.",
-    str(Loss.NO_ROOM): "Leases or pins fill the cap: `kvdeck status`; unpin, or raise it: `kvdeck cap --gpu BYTES`.",
-    str(Loss.LOSSY_REFUSED): "Lossy codecs keep what follows from being stored; a lossless codec does not.",
-    str(Loss.CHECKPOINT_MISSING): "More checkpoints: `kvdeck cap --checkpoints 0.4` for their share of the GPU tier, or "
+    str(Loss.NEW_CONTENT): "Nothing to gain by caching. If it should be shared, look for what differs early in "
+    "prompts: a date, an id, the order of tools.",
+    Loss.PART_PAGE: "Nothing to gain but by a checkpoint at the end of the very same prompt.",
+    str(
+        Loss.CALLER_REFUSED
+    ): "Look at the caller: weights that changed, or loads that fail; `kvdeck explain --trace ID`.",
+    Loss.EVICTED_CAP: "`kvdeck whatif` says what a larger cap brings; then `kvdeck cap --gpu BYTES`.",
+    Loss.EVICTED_NAMESPACE: "Give the namespace more: `kvdeck cap --namespace NAME --max BYTES`.",
+    str(
+        Loss.EVICTED_PRESSURE
+    ): "A tier is full: `kvdeck whatif` for a larger one; a host or disk tier keeps what leaves.",
+    Loss.EVICTED_COMMAND: "The audit says who and why (dashboard, Audit); pin what must stay: `kvdeck pin ID`.",
+    Loss.EVICTED_POLICY: "`kvdeck policy list` shows it; let it keep longer, or pin: `kvdeck pin ID`.",
+    str(
+        Loss.OTHER_RUN
+    ): "Runs of one prompt gave other bytes (batching, kernels): nothing to gain but by exact replays.",
+    Loss.ADMISSION_REFUSED: "If the cap has room, keep more: `kvdeck cap --admission all`.",
+    Loss.NO_ROOM: "Leases or pins fill the cap: `kvdeck status`; unpin, or raise it: `kvdeck cap --gpu BYTES`.",
+    Loss.LOSSY_REFUSED: "Lossy codecs keep what follows from being stored; a lossless codec does not.",
+    str(
+        Loss.CHECKPOINT_MISSING
+    ): "More checkpoints: `kvdeck cap --checkpoints 0.4` for their share of the GPU tier, or "
     "checkpoint_every_tokens in the engine's configuration.",
-    str(Loss.REPLAY_REFUSED): "Checkpoints nearer to where prompts part save the replay: `kvdeck cap --checkpoints 0.4`.",
-    str(Loss.INDEXER_BEHIND): "Evict it so that it is computed again: `kvdeck evict ID`.",
-    str(Loss.DAMAGED): "`kvdeck quarantine list` and `kvdeck scrub` find the damage; then look at the disk.",
-    str(Loss.RESTORE_SLOW): "Warm what matters before it is asked for: `kvdeck warm ID`; or give requests more time.",
-    str(Loss.RESTORE_FAILED): "A tier fails: `kvdeck doctor` names it; `kvdeck mode no_disk` until it is well.",
-    str(Loss.MODE): "`kvdeck mode normal` once the reason for the mode is gone; `kvdeck status` shows it.",
+    str(
+        Loss.REPLAY_REFUSED
+    ): "Checkpoints nearer to where prompts part save the replay: `kvdeck cap --checkpoints 0.4`.",
+    Loss.INDEXER_BEHIND: "Evict it so that it is computed again: `kvdeck evict ID`.",
+    Loss.DAMAGED: "`kvdeck quarantine` and `kvdeck scrub` find the damage; then look at the disk.",
+    Loss.RESTORE_SLOW: "Warm what matters before it is asked for: `kvdeck warm ID`; or give requests more time.",
+    Loss.RESTORE_FAILED: "A tier fails: `kvdeck doctor` names it; `kvdeck mode no_disk` until it is well.",
+    Loss.MODE: "`kvdeck mode normal` once the reason for the mode is gone; `kvdeck status` shows it.",
     UNKNOWN_LOSS: "Upgrade the engine; older minutes stay unknown.",
 }
 
@@ -76,7 +86,7 @@ def why_in_window(
 
 def why_of(requests: Iterable[RequestView]) -> WhyMiss:
     """Of single requests."""
-    sums = {name: 0 for name in Asked.__slots__}
+    sums = dict.fromkeys(Asked.__slots__, 0)
     lost: dict[str, LossCount] = {}
     for request in requests:
         sums["requests"] += 1

@@ -7,9 +7,11 @@ from controlplane.store.models_prefixes import Checkpoint, Engine, HistoryGap, P
 from controlplane.store.models_series import (
     IngestedBatch,
     MetricPoint,
+    LossRollup,
     MetricRollup,
     MetricSeries,
     RequestRollup,
+    RequestRecord,
     ValidationFailure,
     ValidationRollup,
 )
@@ -30,6 +32,8 @@ __all__ = [
     "MetricPoint",
     "MetricRollup",
     "MetricSeries",
+    "LeadershipRow",
+    "LossRollup",
     "Notification",
     "Policy",
     "PolicyRefusal",
@@ -41,6 +45,7 @@ __all__ = [
     "RequestRollup",
     "Silence",
     "Token",
+    "RequestRecord",
     "ValidationFailure",
     "ValidationRollup",
 ]

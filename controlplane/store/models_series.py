@@ -62,6 +62,41 @@ class RequestRollup(Base):
     replay_tokens: Mapped[int]
 
 
+class LossRollup(Base):
+    """Tokens of prompts that were no hit, by minute and cause. Of one minute: causes + usable = prompt tokens."""
+
+    __tablename__ = "loss_rollups"
+    engine_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    minute: Mapped[dt.datetime] = mapped_column(primary_key=True)
+    namespace: Mapped[str] = mapped_column(String(128), primary_key=True)
+    cause: Mapped[str] = mapped_column(String(32), primary_key=True)
+    requests: Mapped[int]
+    tokens: Mapped[int]
+
+
+class RequestRecord(Base):
+    """One request as its span told it; kept for `keep_requests_hours`."""
+
+    __tablename__ = "requests"
+    id: Mapped[int] = mapped_column(RowId, primary_key=True, autoincrement=True)
+    engine_id: Mapped[str] = mapped_column(String(64))
+    trace_id: Mapped[str] = mapped_column(String(32), index=True)
+    span_id: Mapped[str] = mapped_column(String(16))
+    at: Mapped[dt.datetime] = mapped_column(index=True)
+    namespace: Mapped[str] = mapped_column(String(128))
+    outcome: Mapped[str] = mapped_column(String(16))
+    reason: Mapped[str] = mapped_column(String(64))
+    mode: Mapped[str] = mapped_column(String(16))
+    prefix_id: Mapped[str | None] = mapped_column(String(32))  # it was served from
+    lost_prefix_id: Mapped[str | None] = mapped_column(String(32))  # it would have been served from, had it not left
+    prompt_tokens: Mapped[int]
+    lcp_tokens: Mapped[int]
+    usable_tokens: Mapped[int]
+    replay_tokens: Mapped[int]
+    lost: Mapped[dict[str, Any]]  # cause -> tokens
+    __table_args__ = (Index("ix_requests_lost_prefix_id", "lost_prefix_id", "at"),)
+
+
 class MetricPoint(Base):
     """One observed value of one series. Counters are kept cumulative, as the engine sends them."""
 

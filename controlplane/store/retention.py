@@ -22,6 +22,7 @@ from controlplane.store.models import (
     IngestedBatch,
     MetricPoint,
     MetricRollup,
+    LossRollup,
     Notification,
     PolicyRefusal,
     PolicyRun,
@@ -29,6 +30,7 @@ from controlplane.store.models import (
     PrefixVersion,
     RequestRollup,
     Silence,
+    RequestRecord,
     Token,
     ValidationFailure,
     ValidationRollup,
@@ -59,13 +61,16 @@ def rules(settings: Settings, now: dt.datetime) -> list[Rule]:
     points = now - dt.timedelta(hours=settings.keep_metric_points_hours)
     rollups = now - dt.timedelta(days=settings.keep_rollups_days)
     history = now - dt.timedelta(days=settings.keep_history_days)
+    requests = now - dt.timedelta(hours=settings.keep_requests_hours)
     audit = now - dt.timedelta(days=settings.keep_audit_days)
     return [
         Rule(MetricPoint, MetricPoint.at < points),
         Rule(MetricRollup, MetricRollup.minute < rollups),
         Rule(RequestRollup, RequestRollup.minute < rollups),
+        Rule(RequestRecord, RequestRecord.at < requests),
         Rule(ValidationRollup, ValidationRollup.minute < rollups),
         Rule(ValidationFailure, ValidationFailure.at < history),
+        Rule(LossRollup, LossRollup.minute < rollups),
         Rule(PrefixVersion, and_(PrefixVersion.at < history, ~_is_what_a_prefix_is_now())),
         Rule(HistoryGap, HistoryGap.closed_at < history),
         Rule(Prefix, _gone(history, now)),
