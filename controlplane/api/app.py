@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from controlplane.api import (
     agent_routes,
     alert_routes,
+    diagnosis_routes,
     engine_routes,
     ingest_routes,
     policy_routes,
@@ -63,7 +64,9 @@ def create_app(settings: Settings, store: Store, *, background: Background | Non
         engine_routes,
         policy_routes,
         alert_routes,
-        )
+        diagnosis_routes,
+        whatif_routes,
+    )
     for routes in everything:
         app.include_router(routes.router)
     return app
