@@ -90,7 +90,7 @@ def register(engine_id: EngineId, body: RegisterBody, store: StoreOf, caller: Sp
 def heartbeat(engine_id: EngineId, body: HeartbeatBody, store: StoreOf, _caller: Spokesman) -> dict[str, Any]:
     """Say what runs; answers what waits."""
     now = utc_now()
-    with store.write() as session:
+    with store.write_beside() as session:
         hosts.heartbeat(session, engine_id, now=now, **body.model_dump())
         waits = hosts.waiting(session, engine_id, now)
     return {
@@ -176,6 +176,6 @@ def outcome(
 @router.post("/snapshot")
 def snapshot(engine_id: EngineId, body: SnapshotBody, store: StoreOf, _caller: Spokesman) -> dict[str, Any]:
     """Hand in every prefix the engine holds; the store closes its gaps with them."""
-    with store.write() as session:
+    with store.write_beside() as session:
         applied = apply_snapshot(session, engine_id, body.prefixes, boot_id=body.boot_id)
     return asdict(applied)

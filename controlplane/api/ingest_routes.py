@@ -83,7 +83,7 @@ def _store(
     message = decode(kind, body, encoding=encoding, max_inflated_bytes=limit)
     for engine_id in named_engines(message):
         caller.must_speak_for(engine_id)
-    with get_store(request).write() as session:
+    with get_store(request).write_beside() as session:
         return ingest(session, message)
 
 

@@ -43,7 +43,7 @@ def authenticated(
         credential = check_secret(session, bearer.credentials)
     if use_is_stale(credential):
         # When a token was last used is worth knowing, but not worth failing a read over a busy database.
-        with suppress(Unavailable), store.write() as session:
+        with suppress(Unavailable), store.write_beside() as session:
             note_use(session, credential)
     return credential.principal
 

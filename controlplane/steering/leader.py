@@ -6,17 +6,24 @@ With SQLite the one control plane process is the leader; with Postgres, whoever 
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from controlplane.auth import Principal, Role
+from controlplane.clock import utc_now
+from controlplane.errors import Conflict
 from controlplane.steering.deed import POLICY_PREFIX, Deed
-from controlplane.store.models import Audit, Command
+from controlplane.store.models import Command, LeadershipRow
 from controlplane.store.session import Store
 
 LEAD = "lead"
+HOLDER = f"{socket.gethostname()}:{os.getpid()}"[:128]
 SCHEDULER = Principal("scheduler", Role.ADMIN)
 
 
@@ -34,10 +41,7 @@ class Leadership(Protocol):
 
 def newest_epoch(session: Session) -> int:
     """The epoch of the newest leadership; 0 when nobody has led yet."""
-    # The audit trail is the record of leaderships; commands are asked too because audit rows have a retention.
-    led = session.scalars(select(Audit.after).where(Audit.action == LEAD).order_by(Audit.id.desc()).limit(1)).first()
-    issued = session.scalar(select(func.max(Command.epoch))) or 0
-    return max(issued, int(led["epoch"]) if led else 0)
+    return session.scalar(select(func.max(LeadershipRow.epoch))) or 0
 
 
 class SingleProcessLeadership:
@@ -59,6 +63,48 @@ class SingleProcessLeadership:
         self.epoch = 0
 
 
+class FencedStore(Store):
+    """The store as the scheduler has it: what it writes is written under its own epoch, or not at all.
+
+    A leader that was deposed may be in the middle of a policy and not know it. Whoever took over began its epoch in a
+    `write` of its own, and no two of those overlap; so either this one was first and the new leader sees it, or it is
+    refused. That is why a policy never acts twice.
+    """
+
+    def __init__(self, store: Store, leadership: Leadership) -> None:
+        self._store, self._leadership = store, leadership
+        self.url, self.engine, self.dialect = store.url, store.engine, store.dialect
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """As the store's: anybody may look."""
+        with self._store.read() as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """As the store's. Raises Conflict, before the block, when another leads."""
+        with self._store.write() as session:
+            self._require_newest(session)
+            yield session
+
+    @contextmanager
+    def write_beside(self) -> Iterator[Session]:
+        """As the store's. Raises Conflict, before the block, when another leads."""
+        with self._store.write_beside() as session:
+            self._require_newest(session)
+            yield session
+
+    def _require_newest(self, session: Session) -> None:
+        newest = newest_epoch(session)
+        if self._leadership.epoch != newest:
+            raise Conflict(
+                "deposed",
+                f"This process leads no more: epoch {newest} began after its own ({self._leadership.epoch}).",
+                "Nothing was written; the process that leads now decides again.",
+            )
+
+
 def begin_epoch(session: Session) -> int:
     """Starts a leadership: records its epoch and takes over the commands that people have waiting.
 
@@ -66,6 +112,7 @@ def begin_epoch(session: Session) -> int:
     decision was made by somebody who may have been wrong about leading.
     """
     epoch = newest_epoch(session) + 1
+    session.add(LeadershipRow(epoch=epoch, holder=HOLDER, began_at=utc_now()))
     session.execute(
         update(Command)
         .where(Command.status.in_(("pending", "delivered")), Command.actor.not_like(f"{POLICY_PREFIX}%"))

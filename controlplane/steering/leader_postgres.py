@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+import threading
 from contextlib import suppress
 
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from controlplane.steering.leader import begin_epoch
-from controlplane.store.session import Store
+from controlplane.store.session import Store, open_engine
 
 log = logging.getLogger(__name__)
 
-LOCK_KEY = 0x6B766465636B  # "kvdeck"; one leader for a database
+LOCK_KEY = 0x6B766465636B  # "kvdeck"; one leader a database
 
 
 class AdvisoryLockLeadership:
@@ -25,33 +26,47 @@ class AdvisoryLockLeadership:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._engine = open_engine(store.url, pooled=False).execution_options(isolation_level="AUTOCOMMIT")
+        self._claiming = threading.Lock()  # several jobs ask; a connection is for one thread at a time
         self._connection: Connection | None = None
         self.epoch = 0
 
     def try_lead(self) -> bool:
-        """Whether this process leads now; takes the lock if it is free, and then a new epoch."""
-        if self._still_holds():
-            return True
+        """Whether this process leads now; takes the lock if it is free, and then a new epoch.
+
+        Raises Unavailable when the lock was won and the epoch could not be begun: then it is given up again.
+        """
+        with self._claiming:
+            return self._still_holds() or self._claim()
+
+    def _claim(self) -> bool:
         try:
-            connection = self._store.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-            won = bool(connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK_KEY}))
+            connection = self._engine.connect()
         except SQLAlchemyError as error:
             log.warning("the leadership cannot be claimed: %s", error)
             return False
+        try:
+            won = bool(connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": LOCK_KEY}))
+        except SQLAlchemyError as error:
+            log.warning("the leadership cannot be claimed: %s", error)
+            won = False
         if not won:
-            connection.close()
+            _close(connection)
             return False
         self._connection = connection
-        with self._store.write() as session:
-            self.epoch = begin_epoch(session)
+        try:
+            with self._store.write() as session:
+                epoch = begin_epoch(session)
+        except BaseException:
+            self._forget()
+            raise
+        self.epoch = epoch
         return True
 
     def release(self) -> None:
         """Frees the lock."""
-        if self._connection is not None:
-            with suppress(SQLAlchemyError):
-                self._connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": LOCK_KEY})
-        self._forget()
+        with self._claiming:
+            self._forget()
 
     def _still_holds(self) -> bool:
         if self._connection is None:
@@ -66,8 +81,11 @@ class AdvisoryLockLeadership:
 
     def _forget(self) -> None:
         if self._connection is not None:
-            with suppress(SQLAlchemyError):
-                self._connection.invalidate()  # never back into the pool: its session may still hold the lock
-                self._connection.close()
+            _close(self._connection)
         self._connection = None
         self.epoch = 0
+
+
+def _close(connection: Connection) -> None:
+    with suppress(SQLAlchemyError):  # it may be the connection that is broken
+        connection.close()

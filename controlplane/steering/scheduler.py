@@ -24,7 +24,7 @@ from controlplane.steering import alerts, commands, desired
 from controlplane.steering.alerts.deliver import deliver_due
 from controlplane.steering.alerts.inbound import run_waiting, take_change
 from controlplane.steering.deed import Deed
-from controlplane.steering.leader import SCHEDULER, Leadership, SingleProcessLeadership
+from controlplane.steering.leader import SCHEDULER, FencedStore, Leadership, SingleProcessLeadership
 from controlplane.steering.leader_postgres import AdvisoryLockLeadership
 from controlplane.steering.policies import registry
 from controlplane.steering.policies.runner import Ground, Occasion, run_policy
@@ -59,10 +59,10 @@ class Scheduler:
     def __init__(
         self, store: Store, settings: Settings, leadership: Leadership | None = None, clock: Clock = utc_now
     ) -> None:
-        self._store = store
-        self._settings = settings
-        self._ground = Ground(store, settings, clock)
         self._leadership = leadership or leadership_of(store)
+        self._store = FencedStore(store, self._leadership)
+        self._settings = settings
+        self._ground = Ground(self._store, settings, clock)
         self._clock = clock
         self._health = alerts.Health()
         self._jobs: dict[str, When] = {}  # policy -> when it runs; owned by the sync job

@@ -15,7 +15,7 @@ from controlplane.store.models_series import (
     ValidationFailure,
     ValidationRollup,
 )
-from controlplane.store.models_steering import Audit, Command, DesiredState, Token
+from controlplane.store.models_steering import Audit, Command, DesiredState, LeadershipRow, Token
 
 __all__ = [
     "Alert",

@@ -67,6 +67,15 @@ class Audit(Base):
     trace_id: Mapped[str | None] = mapped_column(String(32))
 
 
+class LeadershipRow(Base):
+    """Every leadership there was, kept for ever: the newest epoch may write and command."""
+
+    __tablename__ = "leaderships"
+    epoch: Mapped[int] = mapped_column(RowId, primary_key=True, autoincrement=False)
+    holder: Mapped[str] = mapped_column(String(128))  # host and process id
+    began_at: Mapped[dt.datetime]
+
+
 class Token(Base):
     """A hashed credential. The secret itself is shown once and never stored."""
 

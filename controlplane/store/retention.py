@@ -96,7 +96,7 @@ def forget_old(
     for rule in rules(settings, now):
         while steps < most_steps:
             steps += 1
-            with store.write() as session:
+            with store.write_beside() as session:
                 count = forget_step(session, rule, step_rows)
             deleted[rule.table] = deleted.get(rule.table, 0) + count
             if count < step_rows:

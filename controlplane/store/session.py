@@ -12,12 +12,27 @@ from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, TimeoutError
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
 
 from controlplane.errors import ControlPlaneError, SchemaMismatch, Unavailable
 
 BUSY_TIMEOUT_MS = 5000
-DECIDING = 0x6B76_6463_0002  # advisory lock of a Postgres database; the other keys are in leader_postgres and env.py
+WRITING = 0x6B76_6463_0002  # advisory lock of a Postgres database; the other keys are in leader_postgres and env.py
 WRITES = "kvdeck_writes"  # execution option: this connection's transactions take the write lock at their start
+
+
+# A cable that is cut says nothing. Without these, the server would hold a dead leader's lock for two hours, and a
+# leader would wait as long for an answer before it notices that it leads no more.
+_NOTICE_LOST_CLIENTS = " ".join(
+    f"-c tcp_{name}"
+    for name in ("keepalives_idle=5", "keepalives_interval=2", "keepalives_count=3", "user_timeout=10000")
+)
+_NOTICE_LOST_SERVERS = {
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
 
 
 class Store:
@@ -42,24 +57,25 @@ class Store:
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """A session that is one transaction: committed when the block ends, rolled back when it raises.
+        """A session that is one transaction, and that no other `write` overlaps: for whoever decides on what they read.
 
-        On SQLite it starts with BEGIN IMMEDIATE: a deferred transaction that reads, then writes, fails with
-        SQLITE_BUSY at once when another wrote in between, and no timeout helps. Raises as `read` does.
+        Committed when the block ends, rolled back when it raises. On SQLite it starts with BEGIN IMMEDIATE: a deferred
+        transaction that reads, then writes, fails with SQLITE_BUSY at once when another wrote in between, and no
+        timeout helps. On Postgres it holds an advisory lock, so that of two control planes neither submits one
+        idempotency key twice nor revises the same revision. Raises as `read` does.
         """
-        with translated_errors(), Session(self._writer, expire_on_commit=False) as session, session.begin():
+        with self.write_beside() as session:
+            if self.dialect == "postgresql":
+                session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": WRITING})
             yield session
 
     @contextmanager
-    def decide(self) -> Iterator[Session]:
-        """A write session that no other decision overlaps: for whoever writes what follows from what they read.
+    def write_beside(self) -> Iterator[Session]:
+        """As `write`, but Postgres lets others write at the same time: for much traffic on rows the caller has locked.
 
-        SQLite has one writer anyway. On Postgres it holds an advisory lock until its transaction ends, so that two
-        control planes can neither submit one idempotency key twice nor revise the same revision. Raises as `read` does.
+        Telemetry and heartbeats are each engine's own, and its row is their lock (`require_engine_row`).
         """
-        with self.write() as session:
-            if self.dialect == "postgresql":
-                session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": DECIDING})
+        with translated_errors(), Session(self._writer, expire_on_commit=False) as session, session.begin():
             yield session
 
     def dispose(self) -> None:
@@ -67,15 +83,21 @@ class Store:
         self.engine.dispose()
 
 
-def open_engine(url: str, *, foreign_keys: bool = True) -> Engine:
-    """An engine with the settings every connection must have. Migrations turn `foreign_keys` off to rebuild tables."""
+def open_engine(url: str, *, foreign_keys: bool = True, pooled: bool = True) -> Engine:
+    """An engine with the settings every connection must have. Migrations turn `foreign_keys` off to rebuild tables.
+
+    Not `pooled`, a Postgres connection that is closed ends its session, and with it every lock it holds.
+    """
     parsed = normalise_url(url)
     if parsed.get_backend_name() != "sqlite":
         return create_engine(
             parsed,
-            pool_pre_ping=True,
-            pool_size=8,
-            connect_args={"options": f"-c lock_timeout={BUSY_TIMEOUT_MS} -c timezone=UTC", "connect_timeout": 5},
+            **({"pool_pre_ping": True, "pool_size": 8} if pooled else {"poolclass": NullPool}),
+            connect_args={
+                "options": f"-c lock_timeout={BUSY_TIMEOUT_MS} -c timezone=UTC {_NOTICE_LOST_CLIENTS}",
+                "connect_timeout": 5,
+                **_NOTICE_LOST_SERVERS,
+            },
         )
     engine = create_engine(parsed, connect_args={"check_same_thread": False})
     _tune_sqlite(engine, foreign_keys)

@@ -93,11 +93,11 @@ def impatient(url: str) -> Store:
     return store
 
 
-def test_a_decision_takes_its_lock_before_its_first_read(store):
+def test_a_write_takes_its_lock_before_its_first_read(store):
     other = impatient(store.url)
-    with store.decide() as session:
+    with store.write() as session:
         session.execute(select(models.Engine.id)).all()
-        with pytest.raises(Unavailable) as caught, other.decide() as late:
+        with pytest.raises(Unavailable) as caught, other.write() as late:
             late.execute(select(models.Engine.id))
     other.dispose()
     assert caught.value.code == "database_locked"
@@ -106,19 +106,19 @@ def test_a_decision_takes_its_lock_before_its_first_read(store):
 
 def test_what_waits_for_a_lock_in_vain_writes_nothing(store):
     other = impatient(store.url)
-    with store.decide() as session:
+    with store.write() as session:
         session.add(audit_row())
         session.flush()
-        with pytest.raises(Unavailable), other.decide() as late:
+        with pytest.raises(Unavailable), other.write() as late:
             late.add(audit_row("late"))
     other.dispose()
     assert actors(store) == ["someone"]
 
 
-def test_decisions_in_many_threads_wait_for_each_other(store):
+def test_writers_in_many_threads_wait_for_each_other(store):
     def read_then_write():
         for _ in range(10):
-            with store.decide() as session:
+            with store.write() as session:
                 count = len(session.scalars(select(models.Audit.id)).all())
                 session.add(audit_row(str(count)))
 

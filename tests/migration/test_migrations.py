@@ -182,7 +182,8 @@ def test_every_earlier_revision_upgrades_with_its_data_kept(url, revision):
             table = after.tables[name]
             kept = session.execute(select(table)).mappings().first()
             assert kept is not None, name
-            assert {column: kept[column] for column in row if column in table.c} == row, name
+            still = [column for column in row if column in table.c]  # a later revision may have moved one elsewhere
+            assert {column: kept[column] for column in still} == {column: row[column] for column in still}, name
     store.dispose()
 
 
