@@ -1,10 +1,12 @@
 """Restores from disk and host to the GPU tier, beside a plain read and a plain copy of the same bytes.
 
-    python -m benchmarks.restore [--prefixes 8] [--pages 16] [--rounds 5]
+    python -m benchmarks.restore [--pages 1 16 64] [--total-mb 300] [--rounds 5]
 
-A restore reads whole files, compares every checksum, maps pages and publishes them; the plain read only fills the same
-memory from the same files. Both find the files in the same state: dropped from the page cache as far as the kernel
-obeys (`--warm` leaves them there). Every restored byte is compared with the truth outside the measured time.
+A restore finds the prefix, reads or copies its pages to their slots, compares every checksum, maps and publishes them.
+The plain read fills one buffer from the same files, the plain copy one buffer from another (the faster of numpy's and
+torch's). All memory has been touched before, on both sides. Files are read from the page cache, and once dropped from
+it as far as the kernel obeys. Who goes first changes every round; a ratio is of one round, and the table shows medians.
+Every restored byte is compared with the truth outside the measured time.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from benchmarks.harness import machine, print_table
@@ -28,20 +32,29 @@ from engine.integrations.synthetic import SyntheticModel
 
 SPEC = "gpt-oss-120b"
 DEADLINE_S = 120.0
+HEADS_BYTES = 1 << 20
+"""More than the headers, tokens and checksums of one prefix's files."""
 
 
 class Bench:
     """Some prefixes of one engine, all on the GPU tier and below, and the plain way to move the same bytes."""
 
-    def __init__(self, engine: CacheEngine, a: argparse.Namespace) -> None:
+    def __init__(self, engine: CacheEngine, pages: int, total_bytes: int) -> None:
         self.engine = engine
-        self.warm = a.warm
         self.model = SyntheticModel(engine.spec)
-        self._plain: tuple[torch.Tensor, torch.Tensor] | None = None
-        tokens = a.pages * engine.spec.page_tokens
-        self.prompts = [np.random.default_rng(i).integers(0, 9999, tokens).astype(np.int32) for i in range(a.prefixes)]
-        for prompt in self.prompts:
-            engine.commit(prompt, self.model.prefill(prompt, 0, [tokens]))
+        tokens = pages * engine.spec.page_tokens
+        self.prompts = [np.random.default_rng(0).integers(0, 9999, tokens).astype(np.int32)]
+        self._commit(self.prompts[0])
+        each = engine.stats()["tiers"]["gpu"]["live_bytes"]
+        for seed in range(1, max(2, round(total_bytes / each))):
+            self.prompts.append(np.random.default_rng(seed).integers(0, 9999, tokens).astype(np.int32))
+            self._commit(self.prompts[-1])
+        self.total_bytes = engine.stats()["tiers"]["gpu"]["live_bytes"]
+        room = self.total_bytes + len(self.prompts) * HEADS_BYTES
+        self._source, self._target = np.ones(room, dtype=np.uint8), np.zeros(room, dtype=np.uint8)
+
+    def _commit(self, prompt: npt.NDArray[np.int32]) -> None:
+        self.engine.commit(prompt, self.model.prefill(prompt, 0, [len(prompt)]))
 
     def offload(self, tier: Tier) -> None:
         ids = [row["prefix.id"] for row in self.engine.snapshot()]
@@ -50,9 +63,8 @@ class Bench:
         if done.status != "succeeded":
             raise SystemExit(f"offloading to {tier} ended as {done.status}: {done.outcome}")
 
-    def restore(self, tier: Tier) -> tuple[float, int]:
-        """Seconds and bytes of bringing all prefixes back, one request each."""
-        self.drop_from_page_cache()
+    def restore(self, tier: Tier) -> float:
+        """Bytes a second of bringing all prefixes back, one request each."""
         before = self._moved(tier)
         seconds = 0.0
         for prompt in self.prompts:
@@ -65,89 +77,119 @@ class Bench:
                 found = self.model.verify(lease.load(), prompt)
                 if found.wrong_bytes:
                     raise SystemExit(f"wrong bytes: {found.first_wrong}")
-        return seconds, self._moved(tier) - before
+        return (self._moved(tier) - before) / seconds
 
     def _moved(self, tier: Tier) -> int:
         return self.engine._tiers.io[tier].read.moved_bytes  # the figure that `stats` and the metrics show
 
-    def plain_read(self) -> tuple[float, int]:
-        """Read the same files whole, into memory as large as the largest, and copy each to where pages would go."""
-        files = self._files()
-        target = torch.empty(max(f.stat().st_size for f in files), dtype=torch.uint8)
-        self.drop_from_page_cache()
-        total, start = 0, time.perf_counter()
+    def plain_read(self) -> float:
+        """Bytes a second of reading the same files whole, one after the other, into one buffer."""
+        files, into, total = self._files(), self._target.data, 0
+        start = time.perf_counter()
         for path in files:
             with open(path, "rb", buffering=0) as handle:
-                raw = np.empty(os.fstat(handle.fileno()).st_size, dtype=np.uint8)
-                done = 0
-                while done < len(raw):
-                    done += handle.readinto(raw.data[done:])
-            target[: len(raw)].copy_(torch.from_numpy(raw))
-            total += len(raw)
-        return time.perf_counter() - start, total
+                while n := handle.readinto(into[total:]):
+                    total += n
+        return total / (time.perf_counter() - start)
 
-    def plain_copy(self, n_bytes: int) -> tuple[float, int]:
-        """Copy as many bytes from one place to another; both have been touched before."""
-        if self._plain is None:
-            self._plain = torch.ones(n_bytes, dtype=torch.uint8), torch.zeros(n_bytes, dtype=torch.uint8)
-        source, target = self._plain
-        start = time.perf_counter()
-        target.copy_(source)
-        return time.perf_counter() - start, source.numel()
+    def plain_copy(self) -> float:
+        """Bytes a second of copying as many bytes, prefix by prefix."""
+        each = self.total_bytes // len(self.prompts)
+        ways: list[Callable[[slice], object]] = [
+            lambda part: np.copyto(self._target[part], self._source[part]),
+            lambda part: torch.from_numpy(self._target[part]).copy_(torch.from_numpy(self._source[part])),
+        ]
+        best = 0.0
+        for way in ways:
+            start = time.perf_counter()
+            for first in range(0, each * len(self.prompts), each):
+                way(slice(first, first + each))
+            best = max(best, each * len(self.prompts) / (time.perf_counter() - start))
+        return best
 
     def _files(self) -> list[Path]:
         folder = self.engine.config.data_dir
         assert folder is not None
         return sorted((folder / "objects").glob("*.safetensors"))
 
-    def drop_from_page_cache(self) -> None:
-        if self.warm:
-            return
+    def prepare_files(self, *, dropped: bool) -> None:
+        """Have the page cache hold all of them, or none as far as the kernel obeys."""
         for path in self._files():
-            with open(path, "rb") as handle:
-                os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            with open(path, "rb", buffering=0) as handle:
+                if dropped:
+                    os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                else:
+                    handle.readall()
 
 
-def one_round(bench: Bench, tier: Tier) -> dict[str, float]:
-    """Bytes a second: restored from `tier`, and moved the plain way."""
-    bench.offload(tier)
-    seconds, moved = bench.restore(tier)
-    plain_s, plain = bench.plain_read() if tier is Tier.DISK else bench.plain_copy(moved)
-    return {"restore": moved / seconds, "plain": plain / plain_s}
+class Way(NamedTuple):
+    """One line of the table for each size of prefix."""
+
+    name: str
+    tier: Tier
+    dropped: bool = False
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--prefixes", type=int, default=8)
-    parser.add_argument("--pages", type=int, default=16, help="pages a prefix; 2.3 MB each")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--warm", action="store_true", help="leave the files in the page cache")
-    a = parser.parse_args()
-    spec = preset(SPEC)
-    size = 3 << 30
-    with tempfile.TemporaryDirectory() as folder:
+# The host first: once a prefix has its files, it leaves the GPU without a copy on the host.
+WAYS = (
+    Way("host to GPU tier / plain copy", Tier.HOST),
+    Way("disk to GPU tier / plain read, cached", Tier.DISK),
+    Way("disk to GPU tier / plain read, dropped", Tier.DISK, dropped=True),
+)
+
+
+def one_round(bench: Bench, way: Way, *, plain_first: bool) -> dict[str, float]:
+    """Bytes a second: restored from the way's tier, and moved the plain way."""
+    bench.offload(way.tier)
+    found: dict[str, float] = {}
+    for what in ("plain", "restore") if plain_first else ("restore", "plain"):
+        if way.tier is Tier.DISK:
+            bench.prepare_files(dropped=way.dropped)
+        if what == "restore":
+            found[what] = bench.restore(way.tier)
+        else:
+            found[what] = bench.plain_read() if way.tier is Tier.DISK else bench.plain_copy()
+    return found
+
+
+def measure(pages: int, a: argparse.Namespace) -> list[list[Any]]:
+    """The table's rows for prefixes of so many pages."""
+    size, rows = int(a.total_mb * 3e6) + (1 << 30), []
+    with tempfile.TemporaryDirectory(dir=a.folder) as folder:
         config = EngineConfig(
             gpu_bytes=size, host_bytes=size, disk_bytes=size, data_dir=Path(folder), restore_timeout_s=DEADLINE_S,
             prefill_tokens_per_s=1.0,
         )  # fmt: skip
-        with CacheEngine(spec, config) as engine:
-            bench = Bench(engine, a)
-            rows = []
-            # The host first: once a prefix has its files, it leaves the GPU without a copy on the host.
-            for tier, plain in ((Tier.HOST, "plain copy"), (Tier.DISK, "plain read")):
+        with CacheEngine(preset(SPEC), config) as engine:
+            bench = Bench(engine, pages, int(a.total_mb * 1e6))
+            for way in WAYS:
                 rounds = []
                 for number in range(a.rounds + 1):
-                    print(f"{tier}: round {number}/{a.rounds}", file=sys.stderr, flush=True)
-                    rounds.append(one_round(bench, tier))
-                rows.append(_row(f"{tier} to GPU tier / {plain}", rounds[1:]))  # the first warms up
-    columns = [("way", str), ("restore MB/s", _count), ("plain MB/s", _count), ("ratio", lambda v: f"{v:.0%}")]
-    state = "in the page cache" if a.warm else "dropped from the page cache"
-    print_table(f"restore with checksums, {SPEC}, files {state}; {machine()}", columns, rows)
+                    print(f"{pages} pages, {way.name}: round {number}/{a.rounds}", file=sys.stderr, flush=True)
+                    rounds.append(one_round(bench, way, plain_first=number % 2 == 1))
+                rows.append(_row(way.name, pages, rounds[1:]))  # the first warms up
+    return rows
 
 
-def _row(name: str, rounds: list[dict[str, float]]) -> list[Any]:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pages", type=int, nargs="+", default=[1, 16, 64], help="of a prefix; 2.3 MB each")
+    parser.add_argument("--total-mb", type=float, default=300.0, help="of all prefixes of one size")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", help="where the files go: a folder on the device to measure")
+    a = parser.parse_args()
+    rows = [row for pages in a.pages for row in measure(pages, a)]
+    columns: list[tuple[str, Callable[[Any], str]]] = [
+        ("way", str), ("pages", str), ("restore MB/s", _count), ("plain MB/s", _count), ("ratio", "{:.0%}".format),
+        ("lowest", "{:.0%}".format), ("highest", "{:.0%}".format),
+    ]  # fmt: skip
+    print_table(f"restore with checksums, {SPEC}, {a.total_mb:g} MB a size; {machine()}", columns, rows)
+
+
+def _row(name: str, pages: int, rounds: list[dict[str, float]]) -> list[Any]:
     restored, plain = ([r[key] / 1e6 for r in rounds] for key in ("restore", "plain"))
-    return [name, median(restored), median(plain), median(a / b for a, b in zip(restored, plain, strict=True))]
+    ratios = [a / b for a, b in zip(restored, plain, strict=True)]
+    return [name, pages, median(restored), median(plain), median(ratios), min(ratios), max(ratios)]
 
 
 def _count(value: float) -> str:

@@ -46,13 +46,15 @@ PROMISES = (
     Promise(
         fault="A bit flips in GPU or host memory",
         promise="On a CPU every load compares checksums and raises `CorruptObject`; the object is let go of. On a GPU "
-        "pages are compared when they leave it, not when a lease reads them.",
+        "pages are compared when they leave it, not when a lease reads them. What changes between host and GPU tier is "
+        "not mapped, and the host keeps its copy.",
         state="QUARANTINED",
         reason="checksum_mismatch",
         metric="kvcache.validations",
         injected=("bit_flip@gpu_write", "bit_flip@gpu_read", "bit_flip@host_write", "bit_flip@host_read"),
         tests=(
             f"{FAULTS}::test_a_bit_that_flips_in_memory_is_found_and_never_served",
+            f"{FAULTS}::test_bytes_that_change_on_their_way_from_the_host_are_not_mapped_and_the_host_keeps_its_own",
             "tests/integration/test_memory_damage.py::test_a_bit_flipped_on_the_gpu_tier_is_never_served",
         ),
     ),
@@ -198,7 +200,8 @@ PROMISES = (
         fault="A read or write hangs",
         promise="A request leaves at its deadline. The worker leaves after `restore_timeout_s` (and 1 s for each 50 "
         "MB): the call is counted as stuck, the breaker opens at once, other work goes on. What the call brings later "
-        "is thrown away. With 4 calls out no more are begun. The folder is given to others once the last one is back.",
+        "is thrown away; the GPU slots it reads into are free once it is back. With 4 calls out no more are begun. The "
+        "folder is given to others once the last one is back.",
         state="PARTIAL_OFFLOAD",
         reason="tier_unavailable",
         metric="kvcache.tier.stuck",
@@ -206,6 +209,7 @@ PROMISES = (
         injected=("hang@read", "hang@open", "hang@write", "hang@sync", "hang@rename"),
         tests=(
             f"{FAULTS}::test_a_hanging_read_holds_neither_its_request_nor_its_worker_and_its_bytes_are_thrown_away",
+            f"{FAULTS}::test_a_read_that_hangs_in_the_middle_of_the_pages_never_writes_to_slots_of_others",
             f"{FAULTS}::test_a_request_leaves_a_hanging_read_at_its_own_deadline",
             f"{FAULTS}::test_a_device_that_never_answers_costs_a_bounded_number_of_threads",
             f"{FAULTS}::test_a_hanging_write_lets_the_commit_go_on_and_leaves_no_file_when_it_comes_back",

@@ -10,19 +10,24 @@ one is stale, whatever now lives at the address. Callers hold the engine lock fo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import mmap
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from engine.errors import ConfigError, NotMaterialised, StalePointer
+from engine.memory.checksum import Rows
 from engine.model.objects import ALIGNMENT_BYTES
 
 Slots = npt.NDArray[np.int32]
 Generations = npt.NDArray[np.uint32]
 Bytes = torch.Tensor  # uint8 [n, slot_bytes]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +147,9 @@ class Arena:
         self._on_host: npt.NDArray[np.uint8] | None = None
         if materialise:
             try:
-                with torch.inference_mode(False):  # an inference tensor could not be written to outside that mode
-                    self._buffer = torch.empty(self.total_bytes, dtype=torch.uint8, device=device, pin_memory=pin)
-            except (RuntimeError, AssertionError, MemoryError) as error:  # torch has no class of its own for these
+                self._buffer = _memory(self.total_bytes, device, pin)
+            # torch has no class of its own for these
+            except (RuntimeError, AssertionError, MemoryError, OSError, OverflowError) as error:
                 why = str(error).splitlines()[0]
                 raise ConfigError(f"{name}: {self.total_bytes:,} bytes on {device!r} cannot be had: {why}") from error
             # Host copies go through numpy: one thread, so that they never wait for the model's thread pool.
@@ -211,6 +216,11 @@ class Arena:
     # -- bytes ------------------------------------------------------------------------------------------------------
 
     @property
+    def on_host(self) -> bool:
+        """Its bytes can be reached by the CPU where they lie."""
+        return self._on_host is not None
+
+    @property
     def buffer(self) -> torch.Tensor:
         if self._buffer is None:
             raise NotMaterialised(f"{self.name}: this engine only keeps books (materialise=False); there are no bytes")
@@ -256,7 +266,31 @@ class Arena:
         cls = self._classes[page_class]
         if self._on_host is not None:
             self._host_rows(cls)[np.divmod(slots, cls.per_slab)] = data.numpy(force=True)
-            return
+        else:
+            self._to_device(page_class, slots, data)
+
+    def fill(self, page_class: str, slots: Slots, work: Callable[[Sequence[Rows]], T]) -> T:
+        """Have `work` put bytes where the slots lie, and return its result.
+
+        It gets the slots in order, in as few arrays [k, slot_bytes] as there are stretches of memory without a gap. In
+        host memory these are the slots themselves; for another device they are memory of their own, which is copied
+        there when `work` is done.
+        """
+        size = self.slot_bytes(page_class)
+        if self._on_host is None:
+            staged = np.empty((len(slots), size), dtype=np.uint8)
+            result = work([staged])
+            self._to_device(page_class, slots, torch.from_numpy(staged))
+            return result
+        memory = self._on_host.reshape(-1)
+        offsets = self.addresses(page_class, slots)
+        ends = np.flatnonzero(np.diff(offsets, append=-1) != size)
+        firsts = np.concatenate(([0], ends[:-1] + 1)) if len(ends) else ends
+        starts, stops = offsets[firsts].tolist(), (offsets[ends] + size).tolist()
+        return work([memory[a:b].reshape(-1, size) for a, b in zip(starts, stops, strict=True)])
+
+    def _to_device(self, page_class: str, slots: Slots, data: Bytes) -> None:
+        cls = self._classes[page_class]
         self._rows(cls)[self._index(cls, slots)] = data.to(self.buffer.device, non_blocking=True)
 
     # -- figures ----------------------------------------------------------------------------------------------------
@@ -329,3 +363,18 @@ class Arena:
         if live != self.live_bytes:
             found.append(f"{self.name}: live bytes counted {self.live_bytes:,} are {live:,}")
         return found
+
+
+def _memory(n_bytes: int, device: str, pin: bool) -> torch.Tensor:
+    """Uninitialised uint8 [n_bytes].
+
+    Ordinary memory comes in huge pages where the kernel has them: with small ones a copy is half as fast, and a
+    checksum too, for the processor's translations of addresses (docs/reference/performance.md).
+    """
+    with torch.inference_mode(False):  # an inference tensor could not be written to outside that mode
+        if device != "cpu" or pin:
+            return torch.empty(n_bytes, dtype=torch.uint8, device=device, pin_memory=pin)
+        memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return torch.frombuffer(memory, dtype=torch.uint8)

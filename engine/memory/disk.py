@@ -10,8 +10,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,9 +25,9 @@ import torch
 from engine.clock import Clock, SystemClock
 from engine.errors import CorruptObject, FolderLocked, TierUnavailable
 from engine.memory import diskfile
-from engine.memory.checksum import PageSums
+from engine.memory.checksum import Hasher, PageSums, Rows, batches
 from engine.memory.device import Device, SystemDevice
-from engine.memory.diskfile import ObjectHeader, StoredObject
+from engine.memory.diskfile import ObjectHeader, ParsedHeader, StoredObject
 from engine.memory.lane import Overdue
 from engine.memory.quarantine import QUARANTINE_SHARE, Quarantine
 from engine.memory.transfer import Transfer
@@ -200,6 +200,58 @@ class DiskTier:
 
     def read(self, file: DiskFile) -> StoredObject:
         """The whole object, every checksum compared. Raises `CorruptObject`, or OSError from the device."""
+        with self._opened(file) as fd:
+            raw = np.empty(self._device.size(fd), dtype=np.uint8)
+            self._fill(fd, raw.data, 0, file.name)
+        stored = diskfile.decode(raw, file.name)
+        _check_identity(file, stored.header)
+        return stored
+
+    def read_into(
+        self,
+        file: DiskFile,
+        first: int,
+        targets: Sequence[Rows],
+        hasher: Hasher,
+        accept: Callable[[ObjectHeader], None],
+    ) -> PageSums:
+        """Read pages from `first` on into `targets`, one after the other, and compare header, tokens and the checksum
+        of each of these pages, taken of what has arrived in the target; returns the checksums.
+
+        `accept` may raise for what the header says, before a target is touched. Raises `CorruptObject`, or OSError
+        from the device; the targets then hold anything.
+        """
+        with self._opened(file) as fd:
+            head = self._read_head(fd, file)
+            accept(head.header)
+            last, size = first + sum(map(len, targets)), head.page_bytes
+            if last > head.header.n_pages or any(target.shape[1] != size for target in targets):
+                raise CorruptObject(
+                    f"{file.name}: it holds {head.header.n_pages} pages of {size:,} bytes, not those asked"
+                )
+            found = hasher.sums_of(self._read_pages(fd, targets, head.pages_offset + first * size, file.name))
+        sums = head.sums[first:last]
+        diskfile.prove(found, sums, file.name)
+        return sums
+
+    def _read_head(self, fd: int, file: DiskFile) -> diskfile.Head:
+        parsed, header = self._read_header(fd, self._device.size(fd), file.name)
+        raw = np.empty(max(len(header), diskfile.head_bytes(parsed)), dtype=np.uint8)
+        raw[: len(header)] = header
+        self._fill(fd, raw.data[len(header) :], len(header), file.name)
+        head = diskfile.decode_head(raw, parsed, file.name)
+        _check_identity(file, head.header)
+        return head
+
+    def _read_pages(self, fd: int, targets: Sequence[Rows], offset: int, name: str) -> Iterator[Rows]:
+        for target in targets:
+            for rows in batches(target):
+                self._fill(fd, rows.reshape(-1).data, offset, name)
+                offset += rows.nbytes
+                yield rows
+
+    @contextmanager
+    def _opened(self, file: DiskFile) -> Iterator[int]:
         try:
             fd = self._device.open(self.path(file), os.O_RDONLY)
         except FileNotFoundError as error:
@@ -207,15 +259,9 @@ class DiskTier:
                 f"{file.name}: the file is gone; something other than this engine removed it"
             ) from error
         try:
-            raw = np.empty(self._device.size(fd), dtype=np.uint8)
-            self._fill(fd, raw.data, 0, file.name)
+            yield fd
         finally:
             self._device.close(fd)
-        stored = diskfile.decode(raw, file.name)
-        _check_name(file.name, stored.header)
-        if file.header_digest not in (None, stored.header.digest):
-            raise CorruptObject(f"{file.name}: it is whole, and is not the object that was written under its name")
-        return stored
 
     def _fill(self, fd: int, view: memoryview, offset: int, name: str) -> None:
         done = 0
@@ -225,15 +271,20 @@ class DiskTier:
                 raise CorruptObject(f"{name}: it ended after {offset + done:,} of {offset + len(view):,} bytes")
             done += n
 
+    def _read_header(self, fd: int, size: int, name: str) -> tuple[ParsedHeader, npt.NDArray[np.uint8]]:
+        """The header, and the bytes it was read from: the file's first."""
+        length = np.zeros(min(size, 8), dtype=np.uint8)
+        self._fill(fd, length.data, 0, name)
+        claimed = int.from_bytes(length.tobytes(), "little") if len(length) == 8 else 0
+        head = np.empty(len(length) + min(claimed, diskfile.HEADER_LIMIT_BYTES, size - len(length)), dtype=np.uint8)
+        head[: len(length)] = length
+        self._fill(fd, head.data[len(length) :], len(length), name)
+        return diskfile.parse_header(head.data, size, name), head
+
     def _read_identity(self, name: str, size: int) -> tuple[ObjectHeader, npt.NDArray[np.int32]]:
         fd = self._device.open(self._objects / name, os.O_RDONLY)
         try:
-            head = bytearray(min(size, 8))
-            self._fill(fd, memoryview(head), 0, name)
-            length = int.from_bytes(head, "little") if len(head) == 8 else 0
-            head += bytes(min(length, diskfile.HEADER_LIMIT_BYTES, size - len(head)))
-            self._fill(fd, memoryview(head)[8:], 8, name)
-            metadata, entries, start = diskfile.parse_header(bytes(head), size, name)
+            (metadata, entries, start), _ = self._read_header(fd, size, name)
             first, last = entries["tokens"]["data_offsets"]
             data = bytearray(last - first)
             self._fill(fd, memoryview(data), start + first, name)
@@ -356,6 +407,12 @@ class DiskTier:
 
 def _stem(header: ObjectHeader) -> str:
     return f"{header.prefix_id}-{header.kind}-{header.boundary}-{header.written_ns:x}-"
+
+
+def _check_identity(file: DiskFile, header: ObjectHeader) -> None:
+    _check_name(file.name, header)
+    if file.header_digest not in (None, header.digest):
+        raise CorruptObject(f"{file.name}: it is whole, and is not the object that was written under its name")
 
 
 def _check_name(name: str, header: ObjectHeader) -> None:

@@ -23,7 +23,6 @@ from engine.memory.codec import CodecMeta
 
 FORMAT = "kvdeck-object-1"
 HEADER_LIMIT_BYTES = 1 << 20
-_DTYPES = {"U8": np.uint8, "U64": np.uint64, "I32": np.int32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +55,21 @@ class StoredObject:
     pages: torch.Tensor  # uint8 [n, slot_bytes], on the host
     sums: PageSums
     tokens: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A file without its pages, which are [n_pages, page_bytes] from `pages_offset` on."""
+
+    header: ObjectHeader
+    tokens: npt.NDArray[np.int32]
+    sums: PageSums
+    page_bytes: int
+    pages_offset: int
+
+
+ParsedHeader = tuple[dict[str, str], dict[str, Any], int]
+"""Metadata, tensor entries and the offset of the first tensor."""
 
 
 def encode(
@@ -91,22 +105,44 @@ def decode(raw: npt.NDArray[np.uint8], name: str) -> StoredObject:
     Pages are proven by the checksums they were given when their bytes were first on the host, which are proven
     themselves; the tensor's own checksum in the header says the same, and is there for other readers.
     """
-    metadata, entries, start = parse_header(raw.data, len(raw), name)
-    arrays = {}
-    for tensor, dtype in (("tokens", "I32"), ("page_sums", "U64"), ("pages", "U8")):
+    head = decode_head(raw, parse_header(raw.data, len(raw), name), name)
+    pages = torch.from_numpy(raw[head.pages_offset :][: head.header.n_pages * head.page_bytes])
+    pages = pages.view(head.header.n_pages, head.page_bytes)
+    prove(page_sums(pages), head.sums, name)
+    return StoredObject(header=head.header, pages=pages, sums=head.sums, tokens=head.tokens)
+
+
+def decode_head(raw: npt.NDArray[np.uint8], parsed: ParsedHeader, name: str) -> Head:
+    """Prove everything but the pages. `raw` is the file from its start on, at least `head_bytes` of it."""
+    metadata, entries, start = parsed
+    found = {}
+    for tensor in ("tokens", "page_sums"):
         first, last = entries[tensor]["data_offsets"]
-        data = raw[start + first : start + last]
-        if tensor != "pages" and tensor_sum(data.data) != metadata[f"sum.{tensor}"]:
+        found[tensor] = raw[start + first : start + last]
+        if tensor_sum(found[tensor].data) != metadata[f"sum.{tensor}"]:
             raise CorruptObject(f"{name}: the checksum of its tensor {tensor!r} does not match")
-        arrays[tensor] = data.view(_DTYPES[dtype]).reshape(entries[tensor]["shape"])
+    tokens, sums = found["tokens"].view(np.int32), found["page_sums"].view(np.uint64)
     header = _object_header(metadata, name)
-    if len(arrays["pages"]) != header.n_pages or len(arrays["page_sums"]) != header.n_pages:
-        raise CorruptObject(f"{name}: it holds {len(arrays['pages'])} pages, its header says {header.n_pages}")
-    pages, sums = torch.from_numpy(arrays["pages"]), arrays["page_sums"]
-    bad = np.flatnonzero(page_sums(pages) != sums)
+    n_pages, page_bytes = entries["pages"]["shape"]
+    if not n_pages == len(sums) == header.n_pages:
+        raise CorruptObject(f"{name}: it holds {n_pages} pages, its header says {header.n_pages}")
+    return Head(
+        header=header, tokens=tokens, sums=sums, page_bytes=page_bytes,
+        pages_offset=start + entries["pages"]["data_offsets"][0],
+    )  # fmt: skip
+
+
+def head_bytes(parsed: ParsedHeader) -> int:
+    """So much of a file must be read to prove everything but its pages."""
+    _, entries, start = parsed
+    return start + max(int(entries[name]["data_offsets"][1]) for name in ("tokens", "page_sums"))
+
+
+def prove(found: PageSums, sums: PageSums, name: str) -> None:
+    """Raises `CorruptObject` naming the first page whose checksum is another one."""
+    bad = np.flatnonzero(found != sums)
     if len(bad):
         raise CorruptObject(f"{name}: page {int(bad[0])} of {len(sums)} does not match its checksum")
-    return StoredObject(header=header, pages=pages, sums=sums, tokens=arrays["tokens"])
 
 
 def decode_identity(
@@ -118,8 +154,8 @@ def decode_identity(
     return _object_header(metadata, name), np.frombuffer(data, dtype=np.int32)
 
 
-def parse_header(raw: memoryview | bytes, size: int, name: str) -> tuple[dict[str, str], dict[str, Any], int]:
-    """(metadata, tensor entries, offset of the first tensor) of a file of `size` bytes whose head is `raw`."""
+def parse_header(raw: memoryview | bytes, size: int, name: str) -> ParsedHeader:
+    """Of a file of `size` bytes whose head is `raw`."""
     if size < 8:
         raise CorruptObject(f"{name}: {size} bytes are no object file")
     (length,) = struct.unpack("<Q", bytes(raw[:8]))

@@ -11,20 +11,23 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from engine.clock import NS_PER_S, Clock
 from engine.errors import ConfigError
 from engine.memory.arena import Arena, Bytes, Slots
+from engine.memory.checksum import Rows
 from engine.memory.device import Device, Found, SystemDevice
+
+T = TypeVar("T")
 
 
 class At(StrEnum):
@@ -318,6 +321,13 @@ class FaultyArena(Arena):
     def write(self, page_class: str, slots: Slots, data: Bytes) -> None:
         fault = self._meet("write", page_class)
         super().write(page_class, slots, _flipped(data) if fault is not None and fault.what is What.BIT_FLIP else data)
+
+    def fill(self, page_class: str, slots: Slots, work: Callable[[Sequence[Rows]], T]) -> T:
+        fault = self._meet("write", page_class)
+        result = super().fill(page_class, slots, work)
+        if fault is not None and fault.what is What.BIT_FLIP:  # after `work` has seen what it wrote
+            super().write(page_class, slots, _flipped(super().read(page_class, slots)))
+        return result
 
     def _meet(self, direction: str, page_class: str) -> Fault | None:
         fault = self.faults.strike(At(f"{self.name}_{direction}"), page_class)

@@ -7,7 +7,8 @@ Metadata calls (`take`, `free`, `bind`) are made under the engine lock; byte wor
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -19,12 +20,13 @@ import torch
 from engine.clock import Clock
 from engine.errors import CodecRefused, ConfigError, CorruptObject, OutOfMemory, TierUnavailable
 from engine.memory.arena import Arena, Slots
-from engine.memory.checksum import PageSums, page_sums
+from engine.memory.checksum import Hasher, PageSums, Rows, copied, page_sums
 from engine.memory.codec import CODECS, NATIVE, NATIVE_META, CodecMeta, PageCodec
 from engine.memory.disk import DiskFile, DiskTier
 from engine.memory.diskfile import ObjectHeader
 from engine.memory.faults import Faults, FaultyArena, FaultyDevice
 from engine.memory.holding import Bound, DiskCopy, Holding, SlotCopy, Tier
+from engine.memory.landing import Landing
 from engine.memory.lane import Lane, Overdue
 from engine.memory.layout import empty_sections, join, torch_dtype, unpack_block, unpack_pages
 from engine.memory.paged import PagedView
@@ -66,6 +68,7 @@ class Tiers:
         self.gpu = arena("gpu", gpu_bytes, slab_bytes, classes, device=device, materialise=materialise)
         self.host = arena("host", host_bytes, slab_bytes, classes, pin=cuda) if host_bytes else None
         self._lane = Lane(Tier.DISK)
+        self._hasher = Hasher()
         self.io = {tier: Transfer(str(tier), clock) for tier in (Tier.GPU, Tier.HOST)}
         self.io[Tier.DISK] = Transfer(str(Tier.DISK), clock, lane=self._lane, limit_s=io_limit_s)
         self.disk: DiskTier | None = None
@@ -210,6 +213,7 @@ class Tiers:
         if self.disk is not None:
             self.disk.close()
             self._lane.close(self.disk.let_go)
+        self._hasher.close()
 
     def put(self, copy: SlotCopy, data: torch.Tensor, sums: PageSums | None = None) -> None:
         """Fill freshly taken GPU slots; bytes first, then checksums: those they came with, or new ones.
@@ -242,31 +246,66 @@ class Tiers:
         )
         return data, self._proven("gpu", data, copy.sums)
 
-    def host_bytes(self, copy: SlotCopy, *, held: bool = False) -> tuple[torch.Tensor, PageSums]:
-        """The pages of a host copy, proven. `held`: nobody frees it while the result is used, so nothing is copied."""
+    def host_bytes(self, copy: SlotCopy) -> tuple[torch.Tensor, PageSums]:
+        """A copy of a host copy's pages, proven."""
         transfer, arena = self.io[Tier.HOST], self.arena(Tier.HOST)
-        look = arena.view if held else arena.read
-        data = transfer.run(transfer.read, copy.total_bytes, lambda: look(copy.page_class, copy.slots))
+        data = transfer.run(transfer.read, copy.total_bytes, lambda: arena.read(copy.page_class, copy.slots))
         return data, self._proven("host", data, copy.sums)
+
+    def restore_host(self, source: SlotCopy, *, into: SlotCopy) -> None:
+        """Fill freshly taken GPU slots from a host copy that nobody frees meanwhile.
+
+        Raises `CorruptObject`, `TierUnavailable` or `OutOfMemory`; the slots stay the caller's.
+        """
+        transfer, arena = self.io[Tier.HOST], self.arena(Tier.HOST)
+
+        def moved() -> PageSums:
+            data = arena.view(source.page_class, source.slots)
+            if not self.gpu.on_host:  # what has left for the device cannot be hashed there: prove it before
+                sums = self._proven("host", data, source.sums)
+                self.put(into, data, sums)
+                return sums
+            # Hashed where they have arrived: that proves the source and the copy at once.
+            sums = self.gpu.fill(
+                into.page_class, into.slots, lambda rows: self._hasher.sums_of(copied(data.numpy(), rows))
+            )
+            if source.sums is not None and not np.array_equal(sums, source.sums):
+                self._proven("host", data, source.sums)
+                raise TierUnavailable("gpu: a copy from the host arrived as other bytes; the host still has its own")
+            return sums
+
+        into.sums = transfer.run(transfer.read, source.total_bytes, moved)
 
     def fill_host(self, copy: SlotCopy, data: torch.Tensor) -> None:
         transfer, arena = self.io[Tier.HOST], self.arena(Tier.HOST)
         transfer.run(transfer.write, data.numel(), lambda: arena.write(copy.page_class, copy.slots, data))
 
-    def disk_bytes(self, copy: DiskCopy, deadline_ns: int | None = None) -> tuple[torch.Tensor, PageSums]:
-        """The pages of a disk copy. Raises `CorruptObject` or `TierUnavailable`."""
-        disk = self._disk()
-        transfer = self.io[Tier.DISK]
-        try:
-            stored = transfer.run(transfer.read, copy.file.file_bytes, lambda: disk.read(copy.file), deadline_ns)
-        except CorruptObject as error:
-            copy.file.damage = str(error)
-            raise
-        if stored.header.page_class != copy.page_class or stored.header.codec != copy.meta:
-            copy.file.damage = f"it holds {stored.header.page_class}, {copy.page_class} was expected"
-            raise CorruptObject(f"{copy.file.name}: {copy.file.damage}")
+    def disk_bytes(self, copy: DiskCopy) -> tuple[torch.Tensor, PageSums]:
+        """The pages of a disk copy, and the whole file proven. Raises `CorruptObject` or `TierUnavailable`."""
+        disk, transfer = self._disk(), self.io[Tier.DISK]
+        with _damage_noted(copy):
+            stored = transfer.run(transfer.read, copy.file.file_bytes, lambda: disk.read(copy.file))
+            _check_form(copy, stored.header)
         first, last = copy.first, copy.first + copy.n_pages
         return stored.pages[first:last], stored.sums[first:last]
+
+    def restore_disk(self, source: DiskCopy, *, into: Landing, deadline_ns: int | None = None) -> None:
+        """Fill freshly taken GPU slots from a file: header, checksums and the pages that are wanted, all proven.
+
+        On a CPU the file is read straight into the slots, and hashed there: nothing can reach them before they are
+        mapped. Raises `CorruptObject`, `TierUnavailable` or `OutOfMemory`; whoever made the landing gives it up then.
+        """
+        disk, transfer, copy = self._disk(), self.io[Tier.DISK], into.copy
+
+        def read(rows: Sequence[Rows]) -> PageSums:
+            work = partial(disk.read_into, source.file, source.first, rows, self._hasher, partial(_check_form, source))
+            return transfer.run(transfer.read, source.total_bytes, lambda: into.fill(work), deadline_ns)
+
+        with _damage_noted(source):
+            try:
+                copy.sums = self._stream.run(lambda: self.gpu.fill(copy.page_class, copy.slots, read))
+            except NO_MEMORY as error:
+                raise _no_memory() from error
 
     def write_file(
         self, name: str, header: ObjectHeader, data: torch.Tensor, sums: PageSums, tokens: bytes
@@ -382,6 +421,21 @@ class Tiers:
             if len(sums) == len(bounds):
                 self._proven("gpu", data, np.concatenate(sums))
         return data
+
+
+@contextmanager
+def _damage_noted(copy: DiskCopy) -> Iterator[None]:
+    """What is found wrong with a file goes with it to where it is set aside."""
+    try:
+        yield
+    except CorruptObject as error:
+        copy.file.damage = str(error)
+        raise
+
+
+def _check_form(copy: DiskCopy, header: ObjectHeader) -> None:
+    if header.page_class != copy.page_class or header.codec != copy.meta:
+        raise CorruptObject(f"{copy.file.name}: it holds {header.page_class}, {copy.page_class} was expected")
 
 
 def _no_memory() -> OutOfMemory:

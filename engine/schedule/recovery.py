@@ -7,23 +7,19 @@ COMPRESSED; or back, when it failed or only part was wanted; or QUARANTINED, whe
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from engine.clock import NS_PER_S
 from engine.consistency.lease import pin_path, unpin_path
 from engine.consistency.prefix import CauseOf
 from engine.consistency.state import Cause, State
 from engine.errors import CorruptObject, EngineError, OutOfMemory
-from engine.memory.checksum import PageSums
-from engine.memory.holding import Holding, SlotCopy, Tier
+from engine.memory.holding import DiskCopy, Holding, SlotCopy, Tier
+from engine.memory.landing import Landing
 from engine.model.objects import BOUNDARY_KINDS, ObjectKind
 from engine.schedule.ledger import Ledger, PrefixNode
 from engine.schedule.queues import Form
 from engine.schedule.room import Room
 from engine.telemetry.ring import NO_SPAN, SpanContext, new_span
-
-if TYPE_CHECKING:
-    import torch
 
 LONGEST_WAIT_S = 1e6  # "for ever" (inf) is a deadline too, and no integer
 
@@ -168,14 +164,10 @@ class Recovery:
         if source is None:
             return "pages_missing"
         try:
-            if isinstance(source, SlotCopy):
-                data, sums = self._tiers.host_bytes(source, held=True)
-            else:
-                data, sums = self._tiers.disk_bytes(source, job.deadline_ns)
             cause = CauseOf(Cause.PRESSURE, "restore")
             slots = self._room.take_gpu(source.page_class, holding.n_pages, cause, into=node)
             copy = SlotCopy(source.page_class, source.page_bytes, slots, source.meta, None)
-            self._put(copy, data, sums)
+            self._fill(copy, source, job.deadline_ns)
         except CorruptObject:
             outcome.broken, outcome.broken_tier = holding, tier
             return "checksum_mismatch"
@@ -184,16 +176,19 @@ class Recovery:
         except EngineError:
             return "tier_unavailable"
         outcome.arrived.append(_Arrived(holding, copy, tier))
-        outcome.moved_bytes += data.numel()
+        outcome.moved_bytes += copy.total_bytes
         return ""
 
-    def _put(self, copy: SlotCopy, data: torch.Tensor, sums: PageSums) -> None:
+    def _fill(self, copy: SlotCopy, source: SlotCopy | DiskCopy, deadline_ns: int) -> None:
         """Fill the slots, or give them back and raise."""
+        landing = Landing(copy, self._ledger.lock, self._ledger.underway.give_back)
         try:
-            self._tiers.put(copy, data, sums)
+            if isinstance(source, SlotCopy):
+                self._tiers.restore_host(source, into=copy)
+            else:
+                self._tiers.restore_disk(source, into=landing, deadline_ns=deadline_ns)
         except BaseException:
-            with self._ledger.lock:
-                self._ledger.underway.give_back(copy.slots)
+            landing.give_up()
             raise
 
     def _finish_node(self, node: PrefixNode, job: RestoreJob, outcome: _Outcome, start_ns: int) -> None:

@@ -92,3 +92,25 @@ def test_a_view_shows_what_lies_in_the_slots_and_copies_only_when_they_lie_uneve
         arena.write("compressed_kv", slots, data.to(arena.buffer.device))
         assert torch.equal(arena.view("compressed_kv", slots).cpu(), data)
         assert torch.equal(arena.view("compressed_kv", slots).cpu(), arena.read("compressed_kv", slots).cpu())
+
+
+@pytest.mark.parametrize("page_class", CLASSES)
+def test_what_is_put_where_slots_lie_is_read_back_in_their_order(arena, page_class):
+    taken = arena.take(page_class, 12)
+    data = torch.randint(0, 256, (12, arena.slot_bytes(page_class)), dtype=torch.uint8)
+    for chosen in (slice(0, 12), [0, 1, 4, 5, 9], [7], slice(0, 0)):
+        slots, wanted = taken[chosen], data[chosen]
+
+        def put(stretches, wanted=wanted):
+            done = 0
+            for rows in stretches:
+                assert rows.flags.c_contiguous
+                rows[:] = wanted[done : done + len(rows)].numpy()
+                done += len(rows)
+            return done
+
+        arena.write(page_class, taken, torch.zeros_like(data))
+        assert arena.fill(page_class, slots, put) == len(wanted)
+        assert torch.equal(arena.read(page_class, slots).cpu(), wanted)
+        others = np.setdiff1d(taken, slots)
+        assert not arena.read(page_class, others).any()

@@ -113,14 +113,14 @@ def test_a_checkpoint_computed_again_brings_the_prefix_back_to_full(make_rig, mo
 
 def break_reads_of(rig, patch, page_class):
     """Reads of one page class from the host fail as a device would; everything else is read."""
-    read = rig.ledger.tiers.host_bytes
+    read = rig.ledger.tiers.restore_host
 
-    def host_bytes(copy, **how):
+    def restore_host(copy, **how):
         if copy.page_class == page_class:
             raise TierUnavailable("host: out of order")
         return read(copy, **how)
 
-    patch.setattr(rig.ledger.tiers, "host_bytes", host_bytes)
+    patch.setattr(rig.ledger.tiers, "restore_host", restore_host)
 
 
 @pytest.mark.parametrize("codec", ["lossless", "none"])

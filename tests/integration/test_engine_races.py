@@ -95,14 +95,14 @@ def test_a_commit_of_the_same_tokens_while_they_are_restored(make_rig):
     trunk = prompt(6 * rig.page)
     rig.command("offload", prefix_ids=[rig.commit(trunk).prefix_id], tier="host")
     queue_thread_reads = rig.ledger.tiers
-    reading, go, read = threading.Event(), threading.Event(), queue_thread_reads.host_bytes
+    reading, go, read = threading.Event(), threading.Event(), queue_thread_reads.restore_host
 
     def slow(copy, **how):
         reading.set()
         assert go.wait(30)
         return read(copy, **how)
 
-    queue_thread_reads.host_bytes = slow
+    queue_thread_reads.restore_host = slow
     waiting = threading.Thread(target=lambda: rig.look(trunk))
     waiting.start()
     assert reading.wait(30)

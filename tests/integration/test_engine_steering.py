@@ -122,14 +122,14 @@ def test_two_threads_restoring_one_prefix_both_get_it(make_rig):
     tokens = prompt(6 * rig.page)
     prefix_id = rig.commit(tokens).prefix_id
     rig.command("offload", prefix_ids=[prefix_id], tier="host")
-    inside, go, read = threading.Event(), threading.Event(), rig.ledger.tiers.host_bytes
+    inside, go, read = threading.Event(), threading.Event(), rig.ledger.tiers.restore_host
 
     def slow(copy, **how):
         inside.set()
         assert go.wait(30)
         return read(copy, **how)
 
-    rig.ledger.tiers.host_bytes = slow
+    rig.ledger.tiers.restore_host = slow
     found = []
     threads = [threading.Thread(target=lambda: found.append(rig.look(tokens))) for _ in range(2)]
     threads[0].start()
@@ -147,13 +147,13 @@ def test_a_request_that_gives_up_waiting_leaves_the_restore_to_end_by_itself(mak
     tokens = prompt(6 * rig.page)
     prefix_id = rig.commit(tokens).prefix_id
     rig.command("offload", prefix_ids=[prefix_id], tier="host")
-    go, read = threading.Event(), rig.ledger.tiers.host_bytes
+    go, read = threading.Event(), rig.ledger.tiers.restore_host
 
     def slow(copy, **how):
         assert go.wait(30)
         return read(copy, **how)
 
-    rig.ledger.tiers.host_bytes = slow
+    rig.ledger.tiers.restore_host = slow
     found = rig.look(tokens, deadline_s=0.05)
     assert (found.usable, found.reason) == (0, "restore_late")
     rig.assert_clean()
@@ -180,13 +180,13 @@ def test_a_request_that_did_without_a_late_restore_is_no_hit_from_that_tier(make
     longer = fork(trunk, len(trunk), 7 * rig.page, 1)
     rig.commit(trunk)
     rig.command("offload", prefix_ids=[rig.commit(longer).prefix_id], tier="host")
-    go, read = threading.Event(), rig.ledger.tiers.host_bytes
+    go, read = threading.Event(), rig.ledger.tiers.restore_host
 
     def slow(copy, **how):
         assert go.wait(30)
         return read(copy, **how)
 
-    rig.ledger.tiers.host_bytes = slow
+    rig.ledger.tiers.restore_host = slow
     found = rig.look(longer, deadline_s=0.05)
     go.set()
     assert (found.usable, found.reason, found.tier) == (len(trunk), "restore_late", "gpu")

@@ -69,14 +69,14 @@ class Life:
     def half_restored(self) -> Life:
         """Its pages and its checkpoint's tail are on the GPU alone, the window on the host alone."""
         self.offloaded()
-        ledger, read = self.rig.ledger, self.rig.ledger.tiers.host_bytes
+        ledger, read = self.rig.ledger, self.rig.ledger.tiers.restore_host
 
         def reading(copy: Any, **how: Any) -> Any:
             return read(copy, **how) if copy.page_class != "swa_window" else _out_of_order()
 
-        ledger.tiers.host_bytes = reading
+        ledger.tiers.restore_host = reading
         self.rig.look(self.tokens)
-        ledger.tiers.host_bytes = read
+        ledger.tiers.restore_host = read
         assert self.record.resident
         assert self.record.state is State.PARTIAL_OFFLOAD
         return self
@@ -179,7 +179,7 @@ class Life:
         return self
 
     def fail_a_restore_by_command(self) -> Life:
-        self.rig.ledger.tiers.host_bytes = lambda *_, **__: _out_of_order()
+        self.rig.ledger.tiers.restore_host = lambda *_, **__: _out_of_order()
         done = self.rig.command("restore", actor=self.actor, prefix_ids=[self.id])
         assert done.status == "failed", done
         return self

@@ -16,6 +16,7 @@ from engine import CacheEngine, EngineConfig, preset
 from engine.clock import ManualClock
 from engine.errors import ConfigError, CorruptObject, FolderLocked, LeaseExpired, OutOfMemory, TierUnavailable
 from engine.integrations.synthetic import use_one_thread
+from engine.memory.checksum import copied
 from engine.memory.faults import POSSIBLE, At, Fault, Faults, What
 from engine.memory.lane import MOST_STUCK
 from engine.memory.quarantine import quarantined
@@ -130,6 +131,22 @@ def test_a_bit_that_flips_in_memory_is_found_and_never_served(faulty, tier):
     assert found.usable < len(tokens)
     rig.assert_clean()
     assert rig.commit(tokens).outcome == "admitted"
+    whole(rig, tokens)
+
+
+def test_bytes_that_change_on_their_way_from_the_host_are_not_mapped_and_the_host_keeps_its_own(faulty, monkeypatch):
+    rig, tokens, _ = faulty(offload="host", host_bytes=1 << 20)
+
+    def changed(source, targets):
+        for rows in copied(source, targets):
+            rows[0, 0] ^= 1
+            yield rows
+
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.memory.tiers.copied", changed)
+        assert rig.look(tokens).reason == "tier_unavailable"
+    assert rig.states == {"PARTIAL_OFFLOAD": 1}
+    assert rig.ledger.tiers.gpu.live_bytes == 0
     whole(rig, tokens)
 
 
@@ -305,6 +322,30 @@ def test_a_hanging_read_holds_neither_its_request_nor_its_worker_and_its_bytes_a
     assert (breaker(rig), lane(rig).stuck) == ("closed", 1)
     faults.release()
     wait_until(lambda: lane(rig).stuck == 0)
+    whole(rig, tokens)
+
+
+def test_a_read_that_hangs_in_the_middle_of_the_pages_never_writes_to_slots_of_others(faulty):
+    """It reads straight into GPU slots: they are nobody else's until it is back, however long that takes."""
+    hang = Fault(what=What.HANG, at=At.READ, where="compressed_kv", nth=4)  # after two of the header, one of checksums
+    rig, tokens, faults = faulty(hang, restore_timeout_s=SHORTLY_S)
+    gpu = rig.ledger.tiers.gpu
+    assert rig.look(tokens).usable == 0
+    assert faults.hanging == 1
+    kept = gpu.live_bytes
+    assert kept >= 5 * gpu.slot_bytes("compressed_kv")  # of an object that no prefix has on the GPU
+    rig.assert_clean()
+    others = [prompt(4 * rig.page, 100 + seed) for seed in range(3)]
+    for other in others:
+        assert rig.commit(other).outcome == "admitted"
+    faults.release()
+    wait_until(lambda: lane(rig).stuck == 0)
+    for other in others:
+        assert rig.look(other, deadline_s=0).wrong_bytes == 0
+        rig.command("evict", prefix_ids=[rig.commit(other).prefix_id])
+    assert gpu.live_bytes == 0
+    rig.assert_clean()
+    rig.clock.advance(6)
     whole(rig, tokens)
 
 
@@ -539,7 +580,7 @@ def test_a_worker_that_dies_is_replaced_and_its_work_is_done(faulty):
 def test_an_error_nobody_expects_in_a_restore_is_raised_and_no_mark_stays(faulty, monkeypatch):
     rig, tokens, _ = faulty()
     with monkeypatch.context() as patch:
-        patch.setattr(rig.ledger.tiers, "disk_bytes", lambda *_: 1 / 0)
+        patch.setattr(rig.ledger.tiers, "restore_disk", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             rig.look(tokens)
     rig.assert_clean()

@@ -324,8 +324,8 @@ _RESTORE = (
     Point("filled, not mapped", lambda w: w.engine._recovery, "_fetch_object", after=True),
     Point("mapped, not granted", lambda w: w.engine._recovery, "run", after=True),
 )
-_FROM_HOST = Point("bytes read", lambda w: w.engine._tiers, "host_bytes", after=True)
-_FROM_DISK = Point("bytes read", lambda w: w.engine._tiers, "disk_bytes", after=True)
+_FROM_HOST = Point("bytes read", lambda w: w.engine._tiers, "restore_host", after=True)
+_FROM_DISK = Point("bytes read", lambda w: w.engine._tiers, "restore_disk", after=True)
 _RECODE = (
     Point("marked", lambda w: w.engine._reformer, "_recoded"),
     Point("coded, not swapped", lambda w: w.engine._reformer, "_recoded", after=True),
