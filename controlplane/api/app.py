@@ -16,13 +16,14 @@ from controlplane.api import (
     diagnosis_routes,
     engine_routes,
     ingest_routes,
+    metrics_routes,
     policy_routes,
     read_routes,
     session_routes,
     write_routes,
 )
 from controlplane.api.errors import install_error_handlers
-from controlplane.ingest.counters import Counters
+from controlplane.api.vitals import CountAnswers, Vitals
 from controlplane.settings import Settings
 from controlplane.store.session import Store
 
@@ -36,6 +37,10 @@ class Background(Protocol):
     def stop(self) -> None:
         """End; returns when nothing runs any more."""
 
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is this process that acts, where there are several."""
 
 def create_app(settings: Settings, store: Store, *, background: Background | None = None) -> FastAPI:
     """The API over one store. The caller owns the store and disposes it after the app has stopped."""
@@ -53,7 +58,8 @@ def create_app(settings: Settings, store: Store, *, background: Background | Non
     app = FastAPI(title="kvdeck", version=_version(), lifespan=lifespan)
     app.state.store = store
     app.state.settings = settings
-    app.state.counters = Counters()
+    app.state.vitals = Vitals(store, settings, lambda: background is not None and background.leads)
+    app.add_middleware(CountAnswers, vitals=app.state.vitals)
     install_error_handlers(app)
     everything = (
         session_routes,
@@ -61,6 +67,7 @@ def create_app(settings: Settings, store: Store, *, background: Background | Non
         agent_routes,
         read_routes,
         write_routes,
+        metrics_routes,
         engine_routes,
         policy_routes,
         alert_routes,

@@ -19,9 +19,9 @@ from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from controlplane.api.security import EngineCaller, get_settings, get_store
+from controlplane.api.vitals import Vitals
 from controlplane.auth import Principal
 from controlplane.errors import BadRequest, ControlPlaneError, TooLarge
-from controlplane.ingest.counters import Counters
 from controlplane.ingest.metrics import ingest_metrics
 from controlplane.ingest.otlp import Message, decode
 from controlplane.ingest.outcome import IngestOutcome, named_engines
@@ -58,18 +58,15 @@ async def receive_metrics(request: Request, caller: EngineCaller) -> Response:
 async def _receive(
     request: Request, caller: Principal, of: str, kind: type[M], ingest: Callable[[Session, M], IngestOutcome]
 ) -> IngestOutcome:
-    counters: Counters = request.app.state.counters
+    vitals: Vitals = request.app.state.vitals
     body = await _read_body(request)
-    counters.add("kvdeck_ingest_bytes_total", len(body), of=of)
+    vitals.received(of, len(body))
     try:
         outcome = await run_in_threadpool(_store, request, caller, body, kind, ingest)
     except ControlPlaneError as error:
-        counters.add("kvdeck_ingest_exports_total", of=of, status=error.code)
+        vitals.refused(of, error.code)
         raise
-    counters.add("kvdeck_ingest_exports_total", of=of, status="ok")
-    for fate in ("accepted", "ignored", "repeated"):
-        counters.add("kvdeck_ingest_items_total", getattr(outcome, fate), of=of, fate=fate)
-    counters.add("kvdeck_ingest_items_total", outcome.rejected_total, of=of, fate="rejected")
+    vitals.stored(of, outcome)
     if outcome.rejected_total:  # the sender is told too, but its exporter may not say it aloud
         LOG.warning("refused %d %s of one export: %s", outcome.rejected_total, of, outcome.message)
     return outcome

@@ -1,21 +1,18 @@
-"""Everything there is to see: wire.md, section 4. Needs the role viewer, but for /healthz and /metrics."""
+"""Everything there is to see: wire.md, section 4. Needs the role viewer, but for /healthz."""
 
 from __future__ import annotations
 
 import datetime as dt
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
-from fastapi.responses import PlainTextResponse
+from fastapi import APIRouter, Query
 from sqlalchemy import text
 
 from controlplane.api.security import SettingsOf, StoreOf, Viewer
 from controlplane.clock import utc_now
 from controlplane.errors import BadRequest
-from controlplane.ingest.counters import Counters, family
 from controlplane.store import queries
 from controlplane.store.queries import TimeRange
-from controlplane.store.session import Store
 
 router = APIRouter(tags=["read"])
 
@@ -41,14 +38,6 @@ def healthz(store: StoreOf) -> dict[str, str]:
     with store.read() as session:
         session.execute(text("SELECT version_num FROM alembic_version"))
     return {"status": "ok", "database": store.dialect}
-
-
-@router.get("/metrics", tags=["health"], response_class=PlainTextResponse)
-def metrics(request: Request, store: StoreOf, settings: SettingsOf) -> PlainTextResponse:
-    """The control plane's own numbers for Prometheus. Needs no token: it names no prefix and no namespace."""
-    counters: Counters = request.app.state.counters
-    lines = counters.lines() + _gauges(store, settings.engine_stale_seconds, settings.engine_unreachable_seconds)
-    return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.get("/v1/overview")
@@ -203,26 +192,3 @@ def audit_rows(
     """Who did what, newest first."""
     with store.read() as session:
         return queries.list_audit(session, actor=actor, action=action, limit=limit)
-
-
-def _gauges(store: Store, stale_seconds: float, unreachable_seconds: float) -> list[str]:
-    with store.read() as session:
-        held = queries.holdings(session)
-        seen = queries.list_engines(
-            session, utc_now(), stale_seconds=stale_seconds, unreachable_seconds=unreachable_seconds
-        )
-    health = [({"health": word}, sum(e.health == word for e in seen)) for word in ("live", "stale", "unreachable")]
-    sync = [({"sync": word}, sum(e.sync == word for e in seen)) for word in ("in_sync", "behind", "refused")]
-    states = [({"state": state}, count) for state, count in sorted(held.prefixes_by_state.items())]
-    single: list[tuple[str, str, float]] = [
-        ("kvdeck_history_gaps_open", "Holes in the history of prefixes.", held.open_gaps),
-        ("kvdeck_commands_open", "Commands that have not ended.", held.open_commands),
-        ("kvdeck_alerts_firing", "Alerts that fire.", held.firing_alerts),
-    ]
-    lines = family("kvdeck_engines", "gauge", "Engines by whether they speak.", health)
-    lines += family("kvdeck_engines_sync", "gauge", "Engines by whether they run what was asked.", sync)
-    lines += family("kvdeck_prefixes", "gauge", "Prefixes held, by state.", states)
-    for name, help_text, value in single:
-        sample: list[tuple[dict[str, Any], float]] = [({}, value)]
-        lines += family(name, "gauge", help_text, sample)
-    return lines

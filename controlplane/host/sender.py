@@ -117,7 +117,7 @@ class SpanSender(SpanProcessor):
         return self._closing or self._asked or full
 
     def _pause(self) -> float:
-        return self._every_seconds * min(LONGEST_PAUSE, 2**self._failures)
+        return self._every_seconds * float(min(LONGEST_PAUSE, 2**self._failures))
 
     def _send(self, *, everything: bool) -> None:
         """One batch and then whole ones, or all that waits; ends when the receiver does not take one: it is down."""

@@ -61,6 +61,7 @@ def _read(resource: ResourceMetrics, outcome: IngestOutcome) -> list[Point]:
                 else:
                     points.append(read)
     outcome.accepted += len(points)
+    outcome.heard(max((point.at for point in points), default=None))
     return sorted(points, key=lambda point: point.at)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ class IngestOutcome:
     repeated: int = 0
     rejected: Counter[str] = field(default_factory=Counter)  # by reason
     refusals: list[ControlPlaneError] = field(default_factory=list)  # whole resources that were turned away
+    newest: dt.datetime | None = None  # of the items that were accepted
+    tokens: Counter[str] = field(default_factory=Counter)  # of requests that did not come before: prompt, usable...
+    requests: Counter[str] = field(default_factory=Counter)  # the same requests, by outcome
 
     @property
     def rejected_total(self) -> int:
@@ -37,6 +41,11 @@ class IngestOutcome:
     def message(self) -> str:
         """The reasons, most frequent first, as OTLP's partial success carries them; "" when nothing was refused."""
         return "; ".join(f"{count} x {reason}" for reason, count in self.rejected.most_common(5))
+
+    def heard(self, at: dt.datetime | None) -> None:
+        """Note when the newest of some accepted items was said."""
+        if at is not None:
+            self.newest = at if self.newest is None else max(self.newest, at)
 
     def refuse(self, error: ControlPlaneError, items: int) -> None:
         """Note that a resource's items were all turned away."""

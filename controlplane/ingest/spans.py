@@ -91,10 +91,22 @@ def _apply(session: Session, engine_id: str, batch: _Batch, now: dt.datetime, ou
     outcome.repeated += len(summed) - len(unseen)
     acquires = [fact for key, fact in batch.acquires.items() if key in unseen]
     add_validations(session, engine_id, (fact for key, fact in batch.validations.items() if key in unseen))
+    _count(batch, acquires, outcome)
     add_requests(session, engine_id, acquires)
-    apply_served(session, engine_id, acquires)
     add_losses(session, engine_id, acquires)
     keep_requests(session, engine_id, acquires)
+    apply_served(session, engine_id, acquires)
+
+
+def _count(batch: _Batch, unseen: Iterable[AcquireFact], outcome: IngestOutcome) -> None:
+    outcome.heard(max((fact.at for fact in batch.validations.values()), default=None))
+    outcome.heard(max((fact.at for fact in batch.acquires.values()), default=None))
+    for fact in unseen:
+        outcome.requests[fact.outcome] += 1
+        outcome.tokens["prompt"] += fact.prompt_tokens
+        outcome.tokens["lcp"] += fact.lcp_tokens
+        outcome.tokens["usable"] += fact.usable_tokens
+        outcome.tokens["replay"] += fact.replay_tokens
 
 
 def _times(facts: Iterable[tuple[bytes, ValidationFact | AcquireFact]]) -> dict[bytes, dt.datetime]:

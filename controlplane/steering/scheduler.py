@@ -85,6 +85,11 @@ class Scheduler:
         self._scheduler.add_job(self._guarded, "interval", args=[self.deliver], seconds=DELIVER_SECONDS, id="deliver")
         self._scheduler.start()
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process runs the policies now."""
+        return self._leadership.epoch > 0
+
     def stop(self) -> None:
         """Ends the jobs, waiting for those that run, and gives the leadership up."""
         if self._scheduler.running:

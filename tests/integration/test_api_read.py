@@ -13,6 +13,7 @@ import pytest
 from fastapi import FastAPI
 from ingest_support import BOOT, ENGINE, PREFIX, Spans, counter, gauge, new_store, points, traces
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import select
 
 from controlplane.api.app import create_app
@@ -294,14 +295,35 @@ def test_health_and_metrics_need_no_token_and_name_no_prefix(api):
     api.send("/v1/traces", b"junk")
     assert api.client.get("/healthz").json() == {"status": "ok", "database": api.store.dialect}
     response = api.client.get("/metrics")
-    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
-    lines = response.text.splitlines()
-    assert 'kvdeck_ingest_items_total{fate="accepted",of="spans"} 2' in lines
-    assert 'kvdeck_ingest_exports_total{of="spans",status="otlp_protobuf"} 1' in lines
-    assert 'kvdeck_prefixes{state="FULL"} 1' in lines
-    assert "# TYPE kvdeck_engines gauge" in lines
+    assert response.headers["content-type"].startswith("text/plain")
+    found = {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+    }
+
+    def value(name, **labels):
+        return found[name, frozenset(labels.items())]
+
+    assert value("kvdeck_ingest_items_total", fate="accepted", of="spans") == 2
+    assert value("kvdeck_ingest_exports_total", of="spans", status="otlp_protobuf") == 1
+    assert value("kvdeck_ingest_lag_seconds_count", of="spans") == 1
+    assert value("kvdeck_prefixes", state="FULL") == 1
+    assert value("kvdeck_engines", health="unreachable") == 1
+    assert value("kvdeck_database_up") == 1
+    assert value("kvdeck_leader") == 0
+    assert value("kvdeck_http_requests_total", method="POST", route="/v1/traces", status="200") == 1
     assert PREFIX not in response.text
     assert "tenant-a" not in response.text
+
+
+def test_paths_that_are_none_of_ours_make_no_series_of_their_own(api):
+    for path in ("/v1/nothing", "/wp-login.php", f"/v1/prefixes/{ENGINE}/{PREFIX}", "/v1/overview"):
+        api.get(path)
+    text = api.client.get("/metrics").text
+    assert 'route="none",status="404"} 2.0' in text
+    assert 'route="/v1/prefixes/{engine}/{prefix_id}"' in text
+    assert "wp-login" not in text
 
 
 def test_engines_show_health_and_sync_apart(api):
