@@ -17,7 +17,14 @@ from controlplane.insight.doctor_gather import gather
 from controlplane.insight.doctor_rule import Finding
 from controlplane.insight.whymiss import WhyMiss, why_in_window, why_of
 from controlplane.store.queries_engines import get_engine
-from controlplane.store.queries_losses import LossMinute, RequestView, list_requests, loss_minutes
+from controlplane.store.queries_losses import (
+    LossMinute,
+    NamespaceAsked,
+    RequestView,
+    asked_by_namespace,
+    list_requests,
+    loss_minutes,
+)
 
 router = APIRouter(tags=["diagnosis"])
 
@@ -64,6 +71,15 @@ def losses_by_minute(
     """Lost tokens by minute and cause, oldest first."""
     with store.read() as session:
         return loss_minutes(session, window_of(since, until, minutes), engine, namespace)
+
+
+@router.get("/v1/namespaces")
+def namespaces(
+    _caller: Viewer, store: StoreOf, engine: str | None = None, minutes: Minutes = 60, since: Since = None
+) -> list[NamespaceAsked]:
+    """What each namespace asked for and got over a range, most tokens first."""
+    with store.read() as session:
+        return asked_by_namespace(session, window_of(since, None, minutes), engine)
 
 
 @router.get("/v1/requests")

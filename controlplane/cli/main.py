@@ -22,6 +22,7 @@ from controlplane.cli import (
     spec,
     steer,
     token,
+    top,
     up,
     whatif,
 )
@@ -36,7 +37,23 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for module in (up, serve, look, explain, doctor, act, steer, policy, alert, token, identify, check, quarantine, whatif):
+for module in (
+    up,
+    serve,
+    look,
+    top,
+    explain,
+    doctor,
+    act,
+    steer,
+    policy,
+    alert,
+    token,
+    identify,
+    check,
+    quarantine,
+    whatif,
+):
     module.register(app)
 app.command("engine")(engine_host.engine)
 app.command("replay")(replay.replay)

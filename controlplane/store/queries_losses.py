@@ -37,6 +37,19 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class NamespaceAsked:
+    """What one namespace asked one engine for, and got, in tokens."""
+
+    engine_id: str
+    namespace: str
+    requests: int
+    prompt_tokens: int
+    lcp_tokens: int
+    usable_tokens: int
+    replay_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class LossCount:
     """One cause over a range."""
 
@@ -102,6 +115,19 @@ def asked(session: Session, window: TimeRange, engine_id: str | None = None, nam
         minutes_in(table.minute, window), *_of(table, engine_id, namespace)
     )
     return Asked(*(int(value) for value in session.execute(query).one()))
+
+
+def asked_by_namespace(session: Session, window: TimeRange, engine_id: str | None = None) -> list[NamespaceAsked]:
+    """What was asked for over a range, by engine and namespace, most tokens first."""
+    table = RequestRollup.__table__.c
+    prompt = func.sum(table.prompt_tokens)
+    query = (
+        select(table.engine_id, table.namespace, *(func.sum(table[name]) for name in Asked.__slots__))
+        .where(minutes_in(table.minute, window), *of_engine(table.engine_id, engine_id))
+        .group_by(table.engine_id, table.namespace)
+        .order_by(prompt.desc(), table.engine_id, table.namespace)
+    )
+    return [NamespaceAsked(row[0], row[1], *(int(value) for value in row[2:])) for row in session.execute(query)]
 
 
 def list_requests(
