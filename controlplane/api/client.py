@@ -105,6 +105,10 @@ class ControlPlaneClient(RuleCalls):
         """Single requests, by `trace, lost_prefix, engine, namespace, minutes` -> `{requests, why, capped}`."""
         return _document(self.get("/v1/requests", **filters))
 
+    def namespaces(self, **filters: Any) -> Any:
+        """What each namespace asked for and got, by `engine, minutes`."""
+        return self.get("/v1/namespaces", **filters)
+
     def doctor(self, **filters: Any) -> Json:
         """What is wrong, by `engine, minutes` -> `{engines, rules, findings}`."""
         return _document(self.get("/v1/doctor", **filters))
