@@ -1,6 +1,7 @@
 """The cost of deciding, without bytes: acquire, five validations, lease, commit and release, beside the peers.
 
-    python -m benchmarks.bookkeeping --trace TRACE [--requests 3000] [--peers DIR --peer-python PATH]
+    python -m benchmarks.bookkeeping --trace TRACE [--requests 3000]
+        [--peers DIR [--peer-python PATH] [--vllm-python PATH]]
 
 Requests are fed as the peers' drivers feed them: prompts cut to whole pages, 16 leases open while later requests
 start, and only the time inside the cache counts. Each run has a process of its own; runs are interleaved.
@@ -22,13 +23,20 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from benchmarks.harness import Contender, machine, median_of, percentile_us, print_table, ratio_of, run_interleaved
 
 SPEC = "bench-full-swa"
+WINDOW_TOKENS = 128  # of its sliding layer
 OURS = {"spans": "kvdeck, spans on", "plain": "kvdeck, spans off", "match": "kvdeck, index match only"}
 PEER_CACHES = {"unified-swa": "SGLang unified tree, full + SWA", "unified": "SGLang unified tree, full only"}
-PEER_SHORT = {PEER_CACHES["unified-swa"]: "SGLang SWA", PEER_CACHES["unified"]: "SGLang full"}
+VLLM_BLOCKS = {16: "vLLM hybrid manager, block 16", 64: "vLLM hybrid manager, block 64"}
+PEER_SHORT = {
+    PEER_CACHES["unified-swa"]: "SGLang SWA",
+    PEER_CACHES["unified"]: "SGLang full",
+    VLLM_BLOCKS[16]: "vLLM 16",
+    VLLM_BLOCKS[64]: "vLLM 64",
+}
 HOW_TO_PEERS = """\
-No peer was run. To compare with SGLang in the same run, make it a virtual environment outside the repository
+{name} was not run. To compare with it in the same run, make it a virtual environment outside the repository
 (the driver's README lists the packages; no GPU needed) and pass
-    --peers FOLDER_OF_bench_sglang.py --peer-python THAT_ENVIRONMENT/bin/python"""
+    --peers FOLDER_OF_{driver} {option} THAT_ENVIRONMENT/bin/python"""
 
 
 class CountingProcessor(SpanProcessor):
@@ -152,15 +160,37 @@ def contenders(a: argparse.Namespace) -> list[Contender]:
         )
         for kind, name in OURS.items()
     ]
+    return [*ours, *_sglang(a, shared), *_vllm(a)]
+
+
+def _sglang(a: argparse.Namespace, shared: tuple[str, ...]) -> list[Contender]:
     if a.peers is None or a.peer_python is None:
-        return ours
-    driver = str((a.peers / "bench_sglang.py").resolve())
-    # absolute(), not resolve(): an environment's python is a link, and must be called by its own path.
-    python = str(a.peer_python.absolute())
-    return ours + [
-        Contender(name=name, command=(python, driver, "--cache", cache, "--page-size", "64", *shared))
-        for cache, name in PEER_CACHES.items()
+        return []
+    command = (*_driver(a.peer_python, a.peers / "bench_sglang.py"), "--page-size", "64", *shared)
+    return [Contender(name=name, command=(*command, "--cache", cache)) for cache, name in PEER_CACHES.items()]
+
+
+def _vllm(a: argparse.Namespace) -> list[Contender]:
+    """One full and one sliding group, as in our spec, in one pool of as many bytes: a block of either is as large, and
+    like ours its windows live inside the pool."""
+    if a.peers is None or a.vllm_python is None:
+        return []
+    command = (
+        *_driver(a.vllm_python, a.peers / "bench_vllm.py"), "--trace", str(a.trace.resolve()),
+        "--limit", str(a.requests), "--concurrency", str(a.inflight), "--window", str(WINDOW_TOKENS),
+    )  # fmt: skip
+    return [
+        Contender(
+            name=name,
+            command=(*command, "--block-size", str(size), "--num-blocks", str(a.pool_tokens // size)),
+        )
+        for size, name in VLLM_BLOCKS.items()
     ]
+
+
+def _driver(python: Path, driver: Path) -> tuple[str, str]:
+    # absolute(), not resolve(): an environment's python is a link, and must be called by its own path.
+    return str(python.absolute()), str(driver.resolve())
 
 
 def _count(value: float) -> str:
@@ -187,10 +217,20 @@ COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 )
 
 
+def in_our_terms(name: str, run: dict[str, Any]) -> dict[str, Any]:
+    """A peer's result under our names. Its one hit rate is of tokens it would serve: compare it with our usable one.
+
+    vLLM hashes a prompt before it looks it up, which ours does inside the calls: both count as time in the cache.
+    """
+    if name in VLLM_BLOCKS.values():
+        each_us, lookup = run["latency_us"], run["latency_us"]["lookup"]
+        busy_us = sum(each_us[call]["mean"] for call in ("hash", "lookup", "allocate", "free"))
+        run = run | {"req_per_s": 1e6 / busy_us, "match_p50_us": lookup["p50"], "match_p99_us": lookup["p99"]}
+    return run | {"usable_hit_rate": run["hit_rate"]} if name in PEER_SHORT else run
+
+
 def _values(name: str, runs: list[dict[str, Any]]) -> list[float | None]:
     """One line's medians; a run of matches alone has no other figures, because it warmed its tree."""
-    if name in PEER_SHORT:  # a peer's one hit rate is of tokens it would serve: compare it with our usable one
-        runs = [run | {"usable_hit_rate": run["hit_rate"]} for run in runs]
     only_match = name == OURS["match"]
     return [None if only_match and not key.startswith("match") else median_of(runs, key) for _, key, _ in COLUMNS]
 
@@ -207,8 +247,12 @@ def report(a: argparse.Namespace, results: dict[str, list[dict[str, Any]]]) -> N
     title = f"bookkeeping: {a.trace.name}, {a.requests:,} requests, page 64, {a.pool_tokens:,}-token pool, {SPEC}"
     print_table(f"{title}, median of {a.rounds} ({machine()})", columns, rows)
     _print_notes(results)
-    if not peers:
-        print(f"\n{HOW_TO_PEERS}")
+    for name, caches, driver, option in (
+        ("SGLang", PEER_CACHES, "bench_sglang.py", "--peer-python"),
+        ("vLLM", VLLM_BLOCKS, "bench_vllm.py", "--vllm-python"),
+    ):
+        if not set(caches.values()) & results.keys():
+            print("\n" + HOW_TO_PEERS.format(name=name, driver=driver, option=option))
 
 
 def _print_notes(results: dict[str, list[dict[str, Any]]]) -> None:
@@ -231,8 +275,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--pool-tokens", type=int, default=2_000_000)
     parser.add_argument("--inflight", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peers", type=Path, help="folder of bench_sglang.py")
-    parser.add_argument("--peer-python", type=Path, help="python of the peers' environment")
+    parser.add_argument("--peers", type=Path, help="folder of bench_sglang.py and bench_vllm.py")
+    parser.add_argument("--peer-python", type=Path, help="python of an environment with SGLang")
+    parser.add_argument("--vllm-python", type=Path, help="python of an environment with vLLM")
     parser.add_argument("--json", action="store_true", help="print every run as JSON instead of the table")
     parser.add_argument("--worker", choices=list(OURS), help=argparse.SUPPRESS)
     return parser
@@ -244,7 +289,8 @@ def main() -> None:
     if a.worker:
         print(json.dumps(run_worker(a)))
         return
-    results = run_interleaved(contenders(a), a.rounds)
+    told = run_interleaved(contenders(a), a.rounds)
+    results = {name: [in_our_terms(name, run) for run in runs] for name, runs in told.items()}
     if a.json:
         print(json.dumps(results, indent=2))
     else:
