@@ -457,7 +457,9 @@ class CacheEngine:
         if self._curve is None:
             return {}
         found = {"page_tokens": self.spec.page_tokens, "page_bytes": _page_bytes(self.spec)}
-        return {**found, "held": self.held(), **self._curve.document()}
+        curves, now = self._curve.document(), self.held()
+        named = {name: row for name, row in now["namespaces"].items() if name in curves["namespaces"]}
+        return {**found, **curves, "held": {**now, "namespaces": named}}
 
     def held(self) -> dict[str, Any]:
         """Prefixes, pages and GPU bytes held now, in total and by namespace, and what each tier may hold."""

@@ -16,8 +16,10 @@ from controlplane import audit
 from controlplane.api.security import Spokesman, StoreOf
 from controlplane.auth import bind_engine
 from controlplane.clock import utc_now
+from controlplane.ingest.curves import keep_curve
 from controlplane.ingest.engines import register_engine
 from controlplane.ingest.snapshot import apply_snapshot
+from controlplane.insight import predictions
 from controlplane.steering import commands, hosts
 from controlplane.steering.wakeups import WAKEUPS
 from controlplane.store.models import Command
@@ -73,6 +75,13 @@ class SnapshotBody(BaseModel):
     prefixes: list[dict[str, Any]]
 
 
+class CurveBody(BaseModel):
+    """What the engine sampled of its requests."""
+
+    boot_id: str = Field(min_length=1, max_length=64)
+    curve: dict[str, Any]
+
+
 @router.post("/register")
 def register(engine_id: EngineId, body: RegisterBody, store: StoreOf, caller: Spokesman) -> dict[str, Any]:
     """Introduce an engine; answers what it should run with and the newest epoch. Binds a token that was never used."""
@@ -97,6 +106,7 @@ def heartbeat(engine_id: EngineId, body: HeartbeatBody, store: StoreOf, _caller:
         "desired_revision": waits.desired.revision,
         "commands_waiting": waits.commands,
         "snapshot_wanted": waits.snapshot_wanted,
+        "curve_wanted": waits.curve_wanted,
     }
 
 
@@ -171,6 +181,16 @@ def outcome(
     with store.write() as session:
         command = commands.report(session, engine_id, command_id, said, utc_now())
         return {"id": command.id, "status": command.status}
+
+
+@router.post("/curve")
+def curve(engine_id: EngineId, body: CurveBody, store: StoreOf, _caller: Spokesman) -> dict[str, Any]:
+    """Hand in the curves of hit rate against capacity; an empty one says that the engine does not sample."""
+    now = utc_now()
+    with store.write() as session:
+        kept = keep_curve(session, engine_id, body.curve, boot_id=body.boot_id, now=now)
+        foretold = predictions.keep_up(session, kept, now) if kept is not None else 0
+    return {"kept": kept is not None, "foretold": foretold}
 
 
 @router.post("/snapshot")

@@ -20,6 +20,7 @@ from controlplane.api import (
     policy_routes,
     read_routes,
     session_routes,
+    whatif_routes,
     write_routes,
 )
 from controlplane.api.errors import install_error_handlers

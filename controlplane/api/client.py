@@ -133,6 +133,14 @@ class ControlPlaneClient(RuleCalls):
         """One command with its progress and outcome."""
         return _document(self.get(f"/v1/commands/{command_id}"))
 
+    def whatif(self, **asked: Any) -> Json:
+        """The curve of an `engine`, and what a cap would bring: `namespace`, `cap_prefixes`, `cap_bytes`."""
+        return _document(self.get("/v1/whatif", **asked))
+
+    def predictions(self, **filters: Any) -> Any:
+        """What curves foretold of caps, and what then happened."""
+        return self.get("/v1/whatif/outcomes", **filters)
+
     def audit(self, **filters: Any) -> Any:
         """Who did what."""
         return self.get("/v1/audit", **filters)

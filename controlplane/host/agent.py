@@ -202,6 +202,8 @@ class Agent:
             return
         self._next_heartbeat = time.monotonic() + self._options.heartbeat_seconds * 0.9
         answer = self._heartbeat()
+        if answer.get("curve_wanted"):
+            self._client.curve(self._engine.boot_id, self._engine.curve())
         if answer["snapshot_wanted"]:
             self._client.snapshot(self._engine.boot_id, self._engine.snapshot())
 

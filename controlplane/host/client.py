@@ -43,7 +43,7 @@ class AgentClient:
         return self._call("POST", "/register", json=introduction)
 
     def heartbeat(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Says what runs -> `{desired_revision, commands_waiting, snapshot_wanted}`."""
+        """Says what runs -> `{desired_revision, commands_waiting, snapshot_wanted, curve_wanted}`."""
         return self._call("POST", "/heartbeat", json=said)
 
     def poll(self, after_revision: int, wait_seconds: float) -> dict[str, Any]:
@@ -60,6 +60,10 @@ class AgentClient:
         """Hands in everything the engine holds."""
         timeout = self._timeout_seconds * 6  # a big engine's snapshot is many rows for the store to compare
         return self._call("POST", "/snapshot", json={"boot_id": boot_id, "prefixes": list(prefixes)}, timeout=timeout)
+
+    def curve(self, boot_id: str, document: Mapping[str, Any]) -> None:
+        """Hands in the curves as they are now."""
+        self._call("POST", "/curve", json={"boot_id": boot_id, "curve": dict(document)})
 
     def close(self) -> None:
         """Closes the connections; a call in another thread then fails."""

@@ -51,6 +51,9 @@ class SteeredEngine(Protocol):
     def stats(self) -> dict[str, Any]:
         """Its own counters (wire.md, section 3)."""
 
+    def curve(self) -> dict[str, Any]:
+        """Hit rate against capacity as sampled so far (wire.md, section 3); empty when it is not sampled."""
+
     def snapshot(self) -> list[dict[str, Any]]:
         """Every prefix it holds, at its newest version."""
 

@@ -1,12 +1,13 @@
 """A sampled curve as operators read it: usable hit rate against a cap in prefixes or bytes, and which cap to take.
 
 A curve is of pages. What a page takes in bytes, and how many pages a prefix has, is measured where the curve comes
-from (the engine's books, or a simulation), checkpoints and fragmentation included.
+from: in the engine's books, or in a simulation. Both change with the cap: a request adds about as many prefixes, each
+with its checkpoint, whatever it missed, so the more hits, the shorter a new prefix and the dearer its pages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +17,13 @@ LEAST_SAMPLES = 2000
 """Under so many watched references a curve is noise, and none is shown."""
 DEFAULT_WITHIN_POINTS = 2.0
 GRID_STEPS = 48
+_MOST_PAGES = 1e15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Sums are weighted by age. `bytes_a_page` and `pages_a_prefix` are 0 while nothing is held to measure them."""
+    """Sums are weighted by age. `bytes_a_page` and `pages_a_prefix` are of what is held now, 0 while nothing is; a page
+    without its share of a checkpoint takes `page_bytes`. `answer_pages` were kept without having been looked up."""
 
     samples: float
     references: float
@@ -31,6 +34,8 @@ class Curve:
     watched_pages: int
     rate: float
     page_tokens: int
+    page_bytes: float
+    answer_pages: float
     bytes_a_page: float
     pages_a_prefix: float
     points: tuple[tuple[float, float], ...]
@@ -57,6 +62,22 @@ class Curve:
         in_pages = min(1.0, self.references * self.page_tokens / self.prompt_tokens)
         return share_at(self.points, pages) * in_pages * self.usable_of_lcp
 
+    def prefixes_at(self, pages: float) -> float:
+        """How many prefixes so many pages are, were the cap there."""
+        if not self.pages_a_prefix:
+            return 0.0
+        measured = self.lcp_tokens / self.page_tokens / self.references if self.references else 0.0
+        return pages / self.pages_a_prefix * self._added(measured) / self._added(share_at(self.points, pages))
+
+    def bytes_at(self, pages: float) -> float:
+        """How many bytes so many pages take with their checkpoints, were the cap there."""
+        beside = max(0.0, self.bytes_a_page - self.page_bytes) * self.pages_a_prefix  # of a prefix's checkpoints
+        return pages * (self.page_bytes or self.bytes_a_page) + self.prefixes_at(pages) * beside
+
+    def _added(self, hits: float) -> float:
+        """The pages that requests add when a share of `hits` of what they look up is there; never none."""
+        return max(self.references * max(0.0, 1.0 - hits) + self.answer_pages, 1e-3 * self.references, 1e-9)
+
     @property
     def ceiling_ratio(self) -> float:
         """The hit rate with room for everything that the curve reaches to."""
@@ -66,17 +87,17 @@ class Curve:
         """The pages that fit both caps; None without a cap, or while nothing is held to measure it by."""
         fits = []
         if prefixes is not None and self.pages_a_prefix:
-            fits.append(prefixes * self.pages_a_prefix)
+            fits.append(_inverse(self.prefixes_at, prefixes))
         if n_bytes is not None and self.bytes_a_page:
-            fits.append(n_bytes / self.bytes_a_page)
+            fits.append(_inverse(self.bytes_at, n_bytes))
         return min(fits, default=None)
 
     def point(self, pages: float) -> dict[str, Any]:
         """One row of the curve."""
         return {
             "pages": round(pages),
-            "prefixes": round(pages / self.pages_a_prefix) if self.pages_a_prefix else None,
-            "bytes": round(pages * self.bytes_a_page) if self.bytes_a_page else None,
+            "prefixes": round(self.prefixes_at(pages)) if self.pages_a_prefix else None,
+            "bytes": round(self.bytes_at(pages)) if self.bytes_a_page else None,
             "hit_ratio": round(self.hit_ratio(pages), 5),
         }
 
@@ -113,10 +134,23 @@ def curve_of(document: Mapping[str, Any], namespace: str | None = None) -> Curve
         watched_pages=row["watched_pages"],
         rate=row["rate"],
         page_tokens=document["page_tokens"],
+        page_bytes=float(document["page_bytes"]),
+        answer_pages=row["answer_pages"],
         bytes_a_page=measured,
         pages_a_prefix=own["pages"] / own["prefixes"] if own["prefixes"] else 0.0,
         points=tuple((float(pages), float(share)) for pages, share in row["points"]),
     )
+
+
+def _inverse(rising: Callable[[float], float], wanted: float) -> float:
+    """The pages at which a rising function of pages reaches `wanted`, to a thousandth; by bisection."""
+    low, high = 1e-3, 1.0
+    while rising(high) < wanted and high < _MOST_PAGES:
+        high *= 2.0
+    while high / low > 1.001:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if rising(middle) < wanted else (low, middle)
+    return high
 
 
 def grid(curve: Curve, steps: int = GRID_STEPS) -> list[float]:

@@ -147,7 +147,7 @@ def ask_trace(what: WhatIf, tell: Tell = lambda *_: None) -> TraceAnswer:
     tell("measuring pages", 0, 1)
     block_bytes = _bytes_a_block(spec, trace.block_tokens)
     everything = simulate(chosen, spec, Rules(), cap_bytes=int(4 * exact.distinct * block_bytes), rate=rate)
-    curve = _curve(shards, trace.block_tokens, records, everything, spec.page_tokens)
+    curve = _curve(shards, trace.block_tokens, records, everything, spec.page_tokens, block_bytes)
     curve = replace(curve, bytes_a_page=curve.bytes_a_page or block_bytes)
     missing = curve.missing_samples
     refused = f"{curve.samples:,.0f} samples, {missing:,} too few: no curve under {LEAST_SAMPLES:,}" if missing else ""
@@ -198,7 +198,12 @@ def _bytes_a_block(spec: Any, block_tokens: int) -> float:
 
 
 def _curve(
-    shards: Shards, block_tokens: int, records: Sequence[TraceRequest], measured: Outcome, page_tokens: int
+    shards: Shards,
+    block_tokens: int,
+    records: Sequence[TraceRequest],
+    measured: Outcome,
+    page_tokens: int,
+    block_bytes: float,
 ) -> Curve:
     """The sample's curve; what a block takes, how many a prefix has and what stays usable is the simulation's."""
     facts, blocks_a_page = shards.facts(), page_tokens / block_tokens
@@ -213,6 +218,8 @@ def _curve(
         watched_pages=facts.watched_pages,
         rate=facts.rate,
         page_tokens=block_tokens,
+        page_bytes=block_bytes,
+        answer_pages=0.0,
         bytes_a_page=measured.bytes_a_page / blocks_a_page,
         pages_a_prefix=measured.pages_a_prefix * blocks_a_page,
         points=facts.points,

@@ -31,6 +31,7 @@ class Waiting:
     desired: desired.Effective
     commands: int
     snapshot_wanted: bool
+    curve_wanted: bool
     epoch: int
 
     def is_news(self, after_revision: int) -> bool:
@@ -68,6 +69,7 @@ def waiting(session: Session, engine_id: str, now: dt.datetime) -> Waiting:
         desired=desired.effective(session, engine_id, now),
         commands=commands.count_waiting(session, engine_id, now),
         snapshot_wanted=engine.snapshot_wanted,
+        curve_wanted=engine.curve_wanted,
         epoch=newest_epoch(session),
     )
 

@@ -2,6 +2,7 @@
 
 from controlplane.store.base import Base
 from controlplane.store.models_alerts import Alert, AlertRuleRow, InboundAlert, Notification, Receiver, Silence
+from controlplane.store.models_curves import CapPrediction, CurveSample
 from controlplane.store.models_policies import Policy, PolicyRefusal, PolicyRun
 from controlplane.store.models_prefixes import Checkpoint, Engine, HistoryGap, Prefix, PrefixLabel, PrefixVersion
 from controlplane.store.models_series import (
@@ -22,8 +23,10 @@ __all__ = [
     "AlertRuleRow",
     "Audit",
     "Base",
+    "CapPrediction",
     "Checkpoint",
     "Command",
+    "CurveSample",
     "DesiredState",
     "Engine",
     "HistoryGap",

@@ -35,6 +35,8 @@ class Engine(Base):
     ]  # mode, caps and knobs the engine says it runs with, and `error` if it refused some
     stats: Mapped[dict[str, Any]]  # the engine's own counters at the last heartbeat
     snapshot_wanted: Mapped[bool] = mapped_column(default=False)
+    counted_until: Mapped[dt.datetime | None]  # see controlplane/ingest/dedupe.py
+    curve_wanted: Mapped[bool] = mapped_column(default=False)
 
 
 class Prefix(Base):
@@ -64,6 +66,8 @@ class Prefix(Base):
         Index("ix_prefixes_state", "engine_id", "state"),
         Index("ix_prefixes_served", "engine_id", "tokens_served"),
         Index("ix_prefixes_parent", "engine_id", "parent_id"),
+        Index("ix_prefixes_most_served", "tokens_served"),
+        Index("ix_prefixes_changed", "changed_at"),
     )
 
 
@@ -109,6 +113,7 @@ class PrefixVersion(Base):
     __table_args__ = (
         UniqueConstraint("engine_id", "prefix_id", "life", "version"),
         Index("ix_prefix_versions_at", "engine_id", "at"),
+        Index("ix_prefix_versions_state", "state_to", "at"),
     )
 
 

@@ -16,7 +16,9 @@ from controlplane.store.base import Base
 from controlplane.store.models import (
     Alert,
     Audit,
+    CapPrediction,
     Command,
+    CurveSample,
     HistoryGap,
     InboundAlert,
     IngestedBatch,
@@ -77,6 +79,8 @@ def rules(settings: Settings, now: dt.datetime) -> list[Rule]:
         Rule(IngestedBatch, IngestedBatch.received_at < now - dt.timedelta(hours=1)),
         Rule(PolicyRun, PolicyRun.at < history),
         Rule(PolicyRefusal, PolicyRefusal.until < now - REFUSALS_KEPT),
+        Rule(CurveSample, CurveSample.at < now - dt.timedelta(days=settings.keep_curves_days)),
+        Rule(CapPrediction, CapPrediction.at < audit),
         Rule(Command, Command.finished_at < audit),
         Rule(Alert, Alert.resolved_at < audit),
         Rule(Silence, Silence.until < audit),

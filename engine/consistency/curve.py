@@ -177,10 +177,10 @@ class CurveSampler:
     def _count(self, entry: _Asked | _Kept, watched: list[int]) -> None:
         for curve in (self._total, self._of(entry.namespace)):
             if isinstance(entry, _Asked):
-                sums = (1.0, entry.prompt_tokens, entry.lcp_tokens, entry.usable_tokens)
+                sums = (1.0, entry.prompt_tokens, entry.lcp_tokens, entry.usable_tokens, 0.0)
                 curve.request(len(entry.sums), watched, len(watched), sums)
-            elif watched:
-                curve.request(0, watched, 0)
+            else:
+                curve.request(0, watched, 0, (0.0, 0.0, 0.0, 0.0, len(entry.sums)))
 
     def _of(self, namespace: str) -> Shards:
         curve = self._by_namespace.get(namespace)
@@ -227,7 +227,7 @@ def _mix(x: _U64) -> _U64:
 
 def _document(curve: Shards) -> dict[str, Any]:
     facts = curve.facts()
-    requests, prompt, lcp, usable = facts.beside or (0.0, 0.0, 0.0, 0.0)
+    requests, prompt, lcp, usable, answers = facts.beside or (0.0,) * 5
     return {
         "samples": round(facts.samples, 1),
         "watched_pages": facts.watched_pages,
@@ -237,5 +237,6 @@ def _document(curve: Shards) -> dict[str, Any]:
         "prompt_tokens": round(prompt, 1),
         "lcp_tokens": round(lcp, 1),
         "usable_tokens": round(usable, 1),
+        "answer_pages": round(answers, 1),
         "points": [[round(pages, 1), round(share, 5)] for pages, share in facts.points],
     }

@@ -12,7 +12,7 @@ Row = dict[str, int]
 
 def held(ledger: Ledger) -> dict[str, Any]:
     """`total` and `namespaces`: prefixes, pages (of all tiers, each once), and pages and bytes on the GPU; `tiers`: the
-    bytes each tier may hold, its cap where that is smaller.
+    bytes of each; `caps`: those in force, of namespaces by name.
 
     Takes the lock only to copy the list of prefixes: what moves meanwhile makes no difference to an average.
     """
@@ -20,10 +20,11 @@ def held(ledger: Ledger) -> dict[str, Any]:
         nodes = list(ledger.nodes.values())
         tiers, caps = ledger.tiers, ledger.caps
         sizes = {
-            str(Tier.GPU): (tiers.gpu.total_bytes, caps.gpu_bytes),
-            str(Tier.HOST): (tiers.host.total_bytes if tiers.host else 0, caps.host_bytes),
-            str(Tier.DISK): (tiers.disk.quota_bytes if tiers.disk else 0, caps.disk_bytes),
+            str(Tier.GPU): tiers.gpu.total_bytes,
+            str(Tier.HOST): tiers.host.total_bytes if tiers.host else 0,
+            str(Tier.DISK): tiers.disk.quota_bytes if tiers.disk else 0,
         }
+        shares = {name: cap.document for name, cap in ledger.namespaces.shares.caps.items()}
     total, namespaces = _row(), dict[str, Row]()
     for node in nodes:
         record = node.record
@@ -33,8 +34,9 @@ def held(ledger: Ledger) -> dict[str, Any]:
             if record.gpu_bytes:
                 row["gpu_pages"] += record.n_pages
                 row["gpu_bytes"] += record.gpu_bytes
-    may_hold = {tier: size if cap is None else min(size, cap) for tier, (size, cap) in sizes.items() if size}
-    return {"total": total, "namespaces": namespaces, "tiers": may_hold}
+    in_force = {"namespaces": shares, "prefixes": caps.prefixes}
+    in_force |= {"gpu_bytes": caps.gpu_bytes, "host_bytes": caps.host_bytes, "disk_bytes": caps.disk_bytes}
+    return {"total": total, "namespaces": namespaces, "tiers": sizes, "caps": in_force}
 
 
 def _row() -> Row:

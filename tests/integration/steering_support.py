@@ -103,6 +103,9 @@ class SmallEngine:
     def stats(self) -> dict[str, Any]:
         return {"requests": 1, "prefixes": {"FULL": len(self.versions)}, "fragmentation": {"all": 0.1}}
 
+    def curve(self) -> dict[str, Any]:
+        return {}
+
     def snapshot(self) -> list[dict[str, Any]]:
         with self._lock:
             return [self._entry(key, version) for key, version in self.versions.items()]

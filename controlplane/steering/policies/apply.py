@@ -7,13 +7,14 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from controlplane.ingest.engines import require_engine_row
 from controlplane.steering import commands, desired
 from controlplane.steering.deed import Deed, new_traceparent, policy_principal
-from controlplane.steering.policies.proposals import IssueCommand, SetMode
+from controlplane.steering.policies.proposals import IssueCommand, SampleCurve, SetMode
 
 
 def apply(
-    session: Session, policy: str, proposal: SetMode | IssueCommand, *, epoch: int, now: dt.datetime
+    session: Session, policy: str, proposal: SetMode | IssueCommand | SampleCurve, *, epoch: int, now: dt.datetime
 ) -> dict[str, list[Any]]:
     """Carries out one proposal in this transaction and says what it did. Raises as the write doors do."""
     deed = Deed(principal=policy_principal(policy), reason=proposal.reason, traceparent=new_traceparent(), now=now)
@@ -29,3 +30,6 @@ def apply(
             )
             command = commands.submit(session, deed, draft)
             return {"commands": [command.id], "trace_ids": [deed.trace_id]}
+        case SampleCurve():
+            require_engine_row(session, proposal.engine_id).curve_wanted = True
+            return {}

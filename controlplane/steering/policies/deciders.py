@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from controlplane.steering.policies import degrade, facts, upkeep, warmup
+from controlplane.steering.policies import curve, degrade, facts, upkeep, warmup
 from controlplane.steering.policies.kinds import Standing
 from controlplane.steering.policies.proposals import Verdict
 
@@ -97,6 +97,12 @@ def _idle_facts(
     )
 
 
+def _curve(
+    session: Session, _standing: Standing, engine_id: str, _kept: Mapping[str, Any], _now: dt.datetime
+) -> Verdict:
+    return curve.decide(facts.curve_facts(session, engine_id))
+
+
 DECIDERS: Mapping[str, Decider] = {
     "degrade": _degrade,
     "warmup": _warmup,
@@ -104,4 +110,5 @@ DECIDERS: Mapping[str, Decider] = {
     "scrub": _upkeep,
     "compress_idle": _upkeep,
     "offload_idle": _upkeep,
+    "curve_sampling": _curve,
 }

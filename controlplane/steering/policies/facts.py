@@ -11,8 +11,9 @@ from sqlalchemy import Select, and_, exists, func, or_, select, true
 from sqlalchemy.orm import Session
 
 from controlplane.steering import commands, desired
+from controlplane.steering.policies.curve import CurveFacts
 from controlplane.steering.policies.warmup import Candidate
-from controlplane.store.models import Command, Engine, MetricPoint, PolicyRefusal, Prefix, PrefixLabel
+from controlplane.store.models import Command, CurveSample, Engine, MetricPoint, PolicyRefusal, Prefix, PrefixLabel
 
 RECOVERIES = "kvcache.recoveries"
 # A counter's value before a window is looked for this far back; engines send every 2 seconds.
@@ -207,3 +208,13 @@ def backing_off(session: Session, engine_id: str, policy: str, now: dt.datetime)
         PolicyRefusal.policy == policy, PolicyRefusal.engine_id == engine_id, PolicyRefusal.until > now
     )
     return session.scalar(query) or 0
+
+
+def curve_facts(session: Session, engine_id: str) -> CurveFacts:
+    """Whether an engine was asked for its curve, and when the last one came."""
+    engine = session.get(Engine, engine_id)
+    newest = select(CurveSample.at, CurveSample.samples).where(CurveSample.engine_id == engine_id)
+    found = session.execute(newest.order_by(CurveSample.id.desc()).limit(1)).first()
+    wanted = engine is not None and engine.curve_wanted
+    at, samples = found if found is not None else (None, 0.0)
+    return CurveFacts(engine_id=engine_id, wanted=wanted, newest=at, samples=samples)

@@ -9,6 +9,7 @@ from typing import Any
 
 from controlplane.errors import BadRequest
 from controlplane.steering.parameters import build, defaults_of, knobs_of, problems_of
+from controlplane.steering.policies.curve import CurveRule
 from controlplane.steering.policies.degrade import DegradeRule
 from controlplane.steering.policies.scope import EVERYWHERE, Scope
 from controlplane.steering.policies.upkeep import CompactRule, CompressIdleRule, OffloadIdleRule, ScrubRule
@@ -21,7 +22,8 @@ class RetentionRule:
     """Forgets history past its retention. How long history is kept are settings of the control plane, so none here."""
 
 
-Rule = DegradeRule | WarmupRule | RetentionRule | CompactRule | ScrubRule | CompressIdleRule | OffloadIdleRule
+Upkeep = CompactRule | ScrubRule | CompressIdleRule | OffloadIdleRule
+Rule = DegradeRule | WarmupRule | RetentionRule | CurveRule | Upkeep
 KINDS: Mapping[str, type[Rule]] = {
     "degrade": DegradeRule,
     "warmup": WarmupRule,
@@ -30,6 +32,7 @@ KINDS: Mapping[str, type[Rule]] = {
     "scrub": ScrubRule,
     "compress_idle": CompressIdleRule,
     "offload_idle": OffloadIdleRule,
+    "curve_sampling": CurveRule,
 }
 CHOOSE_PREFIXES = frozenset({"warmup", "compress_idle", "offload_idle"})  # so a namespace can narrow them
 OF_THE_STORE = frozenset({"retention"})  # runs once, not once an engine
@@ -62,6 +65,7 @@ DEFAULTS = (
     Standing(name="retention", kind="retention", rule=RetentionRule(), when=_every(600)),
     Standing(name="compact", kind="compact", rule=CompactRule(), when=_every(60)),
     Standing(name="scrub", kind="scrub", rule=ScrubRule(), when=_every(600)),
+    Standing(name="curve-sampling", kind="curve_sampling", rule=CurveRule(), when=_every(60)),
     # What is idle is a matter of the workload: these wait for a person to switch them on.
     Standing(name="compress-idle", kind="compress_idle", rule=CompressIdleRule(), when=_every(60), paused=True),
     Standing(name="offload-idle", kind="offload_idle", rule=OffloadIdleRule(), when=_every(60), paused=True),

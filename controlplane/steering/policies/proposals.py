@@ -27,13 +27,22 @@ class IssueCommand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SampleCurve:
+    """Have an engine bring its curves with the next heartbeat."""
+
+    engine_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrimHistory:
     """Delete history past its retention, in bounded steps."""
 
     reason: str
 
 
-Proposal = SetMode | IssueCommand | TrimHistory
+Proposal = SetMode | IssueCommand | SampleCurve | TrimHistory
+QUIET = frozenset({SampleCurve.__name__})  # asked again and again, and nothing changes by it: no run to record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

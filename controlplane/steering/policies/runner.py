@@ -25,7 +25,7 @@ from controlplane.steering.policies import facts, registry
 from controlplane.steering.policies.apply import apply
 from controlplane.steering.policies.deciders import DECIDERS
 from controlplane.steering.policies.kinds import OF_THE_STORE, Standing
-from controlplane.steering.policies.proposals import IssueCommand, SetMode, as_json
+from controlplane.steering.policies.proposals import QUIET, IssueCommand, SampleCurve, SetMode, as_json
 from controlplane.steering.policies.settle import settle
 from controlplane.steering.policies.trim import trim_history
 from controlplane.steering.wakeups import WAKEUPS
@@ -192,7 +192,7 @@ def _decide_and_apply(
     run = _run(standing.name, engine_id, occasion, now)
     if not occasion.dry_run:
         for proposal in verdict.proposals:
-            if isinstance(proposal, SetMode | IssueCommand):
+            if isinstance(proposal, SetMode | IssueCommand | SampleCurve):
                 did = apply(session, standing.name, proposal, epoch=epoch, now=now)
                 run.did = {key: [*run.did.get(key, ()), *did.get(key, ())] for key in {*run.did, *did}}
     run.inputs |= {**verdict.inputs, "why": verdict.why, "parameters": asdict(standing.rule)}
@@ -236,7 +236,8 @@ def _record(session: Session, run: PolicyRun) -> None:
 
 
 def _worth_recording(last: Mapping[str, Any], run: PolicyRun) -> bool:
-    if run.proposed or run.trigger == "manual" or last.get("decision") != run.decision:
+    loud = any(one["propose"] not in QUIET for one in run.proposed)
+    if loud or run.trigger == "manual" or last.get("decision") != run.decision:
         return True
     return run.at.timestamp() - float(last.get("at", 0.0)) >= HEARTBEAT.total_seconds()
 
