@@ -18,21 +18,28 @@ def plan(a: argparse.Namespace) -> list[tuple[str, ...]]:
     todo: list[tuple[str, ...]] = []
     trace = a.traces / TRACE
     if trace.is_file():
-        peers = ("--peers", str(a.peers), "--peer-python", str(a.peer_python)) if a.peers and a.peer_python else ()
+        peers = _given(("--peers", a.peers), ("--peer-python", a.peer_python), ("--vllm-python", a.vllm_python))
         todo.append(("benchmarks.bookkeeping", "--trace", str(trace), *peers))
         todo.append(("benchmarks.curve", "--trace", str(trace)))
     else:
         print(f"bookkeeping is left out: no {trace}; name the folder of the published traces with --traces")
-    todo += [("benchmarks.telemetry",), ("benchmarks.restore",), ("benchmarks.memory",), ("benchmarks.growth",)]
+    restore = ("benchmarks.restore", *_given(("--lmcache-python", a.lmcache_python)))
+    todo += [("benchmarks.telemetry",), restore, ("benchmarks.memory",), ("benchmarks.growth",)]
     todo += [("benchmarks.generation",)]
     return todo
+
+
+def _given(*options: tuple[str, Path | None]) -> tuple[str, ...]:
+    return tuple(part for name, path in options if path is not None for part in (name, str(path)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--traces", type=Path, default=ROOT.parent / "shared" / "traces")
-    parser.add_argument("--peers", type=Path, help="folder of the peers' drivers (bench_sglang.py)")
-    parser.add_argument("--peer-python", type=Path, help="python of the environment that has the peers")
+    parser.add_argument("--peers", type=Path, help="folder of the peers' drivers (bench_sglang.py, bench_vllm.py)")
+    parser.add_argument("--peer-python", type=Path, help="python of an environment with SGLang")
+    parser.add_argument("--vllm-python", type=Path, help="python of an environment with vLLM")
+    parser.add_argument("--lmcache-python", type=Path, help="python of an environment with LMCache")
     a = parser.parse_args()
     failed = []
     for command in plan(a):

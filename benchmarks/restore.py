@@ -1,6 +1,6 @@
 """Restores from disk and host to the GPU tier, beside a plain read and a plain copy of the same bytes.
 
-    python -m benchmarks.restore [--pages 1 16 64] [--total-mb 300] [--rounds 5]
+    python -m benchmarks.restore [--pages 1 16 64] [--total-mb 300] [--rounds 5] [--lmcache-python PATH]
 
 A restore finds the prefix, reads or copies its pages to their slots, compares every checksum, maps and publishes them.
 The plain read fills one buffer from the same files, the plain copy one buffer from another (the faster of numpy's and
@@ -25,13 +25,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.harness import machine, print_table
+from benchmarks.harness import Contender, machine, print_table, run_once
 from engine import CacheEngine, EngineConfig, Tier, preset
 from engine.commands import CommandRequest
 from engine.integrations.synthetic import SyntheticModel
 
 SPEC = "gpt-oss-120b"
 DEADLINE_S = 120.0
+HOW_TO_LMCACHE = """\
+LMCache was not run. To compare with its fs adapter, make it a virtual environment outside the repository
+(pip install lmcache==0.5.6; no GPU needed) and pass
+    --lmcache-python THAT_ENVIRONMENT/bin/python"""
 HEADS_BYTES = 1 << 20
 """More than the headers, tokens and checksums of one prefix's files."""
 
@@ -177,16 +181,33 @@ def main() -> None:
     parser.add_argument("--total-mb", type=float, default=300.0, help="of all prefixes of one size")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", help="where the files go: a folder on the device to measure")
+    parser.add_argument("--lmcache-python", type=Path, help="python of an environment with LMCache")
     a = parser.parse_args()
     rows = [row for pages in a.pages for row in measure(pages, a)]
+    rows += lmcache(a)
     columns: list[tuple[str, Callable[[Any], str]]] = [
         ("way", str), ("pages", str), ("restore MB/s", _count), ("plain MB/s", _count), ("ratio", "{:.0%}".format),
         ("lowest", "{:.0%}".format), ("highest", "{:.0%}".format),
     ]  # fmt: skip
     print_table(f"restore with checksums, {SPEC}, {a.total_mb:g} MB a size; {machine()}", columns, rows)
+    if a.lmcache_python is None:
+        print(f"\n{HOW_TO_LMCACHE}")
 
 
-def _row(name: str, pages: int, rounds: list[dict[str, float]]) -> list[Any]:
+def lmcache(a: argparse.Namespace) -> list[list[Any]]:
+    """LMCache's rows, measured in its own process and environment; none without one."""
+    if a.lmcache_python is None:
+        return []
+    driver = str(Path(__file__).with_name("peer_lmcache.py"))
+    # absolute(), not resolve(): an environment's python is a link, and must be called by its own path.
+    command = (str(a.lmcache_python.absolute()), driver, "--total-mb", str(a.total_mb), "--rounds", str(a.rounds))
+    folder = () if a.folder is None else ("--folder", a.folder)
+    print("LMCache", file=sys.stderr, flush=True)
+    told = run_once(Contender(name="LMCache", command=(*command, *folder)))
+    return [_row(f"LMCache fs / plain read, {state}", None, rounds) for state, rounds in told.items()]
+
+
+def _row(name: str, pages: int | None, rounds: list[dict[str, float]]) -> list[Any]:
     restored, plain = ([r[key] / 1e6 for r in rounds] for key in ("restore", "plain"))
     ratios = [a / b for a, b in zip(restored, plain, strict=True)]
     return [name, pages, median(restored), median(plain), median(ratios), min(ratios), max(ratios)]
