@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 up: $(STAMP)  ## run the deck on 127.0.0.1: control plane, engine with a live workload, dashboard
 	@exec $(BIN)/kvdeck up $(ARGS)
 
-test: $(STAMP) browser postgres  ## install everything and run the tests
+test: $(STAMP) browser postgres prometheus  ## install everything and run the tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(STAMP) lint types contracts test  ## what CI runs: lint, types, import contracts, tests
@@ -42,7 +42,13 @@ stress: $(STAMP)  ## 200,000 requests under every fault, then 100 kills: about 1
 bench: $(STAMP)  ## the benchmarks; each prints one table
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-.PHONY: browser postgres
+.PHONY: browser postgres prometheus
+prometheus:
+	@command -v promtool >/dev/null && command -v prometheus >/dev/null || { \
+	  echo "installing Prometheus for the tests of metrics and rules ..."; \
+	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus >/dev/null; } \
+	  || { echo "the tests of metrics and rules need Prometheus and promtool: install the package 'prometheus' of your system and run this again"; exit 1; }; }
+
 postgres:
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { \
 	  echo "installing a Postgres server for the database tests ..."; \

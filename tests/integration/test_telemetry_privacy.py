@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from databases import free_port
 from live_support import Deck, live_engine
 from otlp_support import grpc_receiver, http_receiver
 from telemetry_support import SPEC, loud_config, run
@@ -169,11 +170,3 @@ def everything_it_answers(deck: Deck, snapshot: list[dict[str, Any]]) -> Iterato
             for values in itertools.product(*(known[name] for name in names)):
                 url = path.format(**dict(zip(names, values, strict=True))) + queries.get(path, "")
                 yield client.get(url).content
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
