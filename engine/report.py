@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from engine.consistency.orders import TailsFirst
-from engine.consistency.prefix import CauseOf, Transition
+from engine.consistency.prefix import CauseOf, PrefixRecord, Transition
 from engine.consistency.state import Cause, State
+from engine.consistency.stretch import Proof
+from engine.memory.arena import Slots
 from engine.memory.holding import Holding, Tier
 from engine.model.objects import BOUNDARY_KINDS, ObjectKind
 from engine.schedule.ledger import Ledger, PrefixNode
@@ -134,12 +138,13 @@ def _codec_row(history: Holding | None) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def check(ledger: Ledger) -> list[str]:
+def check(ledger: Ledger, prove: Callable[[list[PrefixRecord]], Proof]) -> list[str]:
     """Every broken invariant, in words; an empty list is a clean engine.
 
     Every tier balances (free + live = total), every used slot belongs to exactly one holding or is on its way to one
     (schedule/underway.py), every file is used or being written, states agree with where objects are, leases are counted
-    right, versions are at least 1. Each locked step leaves it so: whatever runs, there is no moment to wait for.
+    right, versions are at least 1, orders have who has bytes, proofs of stretches hold when `prove` makes them again.
+    Each locked step leaves it so: whatever runs, there is no moment to wait for.
     """
     with ledger.lock:
         found = list(ledger.tiers.gpu.violations())
@@ -152,6 +157,7 @@ def check(ledger: Ledger) -> list[str]:
         found += _check_states(ledger, nodes)
         found += _check_leases(ledger, nodes)
         found += _check_namespaces(ledger, nodes)
+        found += _check_stretches(ledger, nodes, prove)
         for tier, order in ledger.orders.items():
             found += [f"order of {tier}: {line}" for line in order.violations()]
             found += _check_order(nodes, tier, order)
@@ -245,6 +251,35 @@ def _check_leases(ledger: Ledger, nodes: list[PrefixNode]) -> list[str]:
     # Commits and restores in flight pin too, so more is possible while work runs; fewer never is.
     short = [n.record.prefix_id for n in nodes if n.record.leases < pins.get(id(n), 0)]
     return [f"{len(short)} prefixes count fewer leases than run through them, e.g. {short[0]}"] if short else []
+
+
+def _check_stretches(
+    ledger: Ledger, nodes: list[PrefixNode], prove: Callable[[list[PrefixRecord]], Proof]
+) -> list[str]:
+    """Each is a piece of one path, and what is known of it is what looking at all of it again says."""
+    found = []
+    for stretch in {id(s): s for node in nodes if (s := node.stretch) is not None}.values():
+        name = f"stretch at prefix {stretch.nodes[0].record.prefix_id}"
+        path = all(lower.parent is upper for upper, lower in pairwise(stretch.nodes))
+        if not path or stretch.edge != b"".join(node.edge for node in stretch.nodes):
+            found.append(f"{name}: its {len(stretch.nodes)} prefixes are no piece of a path, or it has other tokens")
+        if any(node.stretch is not stretch or node.record.stretch is not stretch for node in stretch.nodes):
+            found.append(f"{name}: a prefix of it is of another stretch")
+        proof, again = stretch.proof, prove([node.record for node in stretch.nodes])
+        if proof is None:
+            continue
+        if (proof.holds, proof.odd_pages) != (again.holds, again.odd_pages):
+            found.append(f"{name}: proven {proof.holds}, its prefixes say {again.holds}")
+        for kind, bound in (proof.bounds or {}).items():
+            slots = [int(slot) for node in stretch.nodes for slot in _slots_of(node, kind)]
+            if slots != bound.pointer.slots.tolist() or not ledger.tiers.gpu.is_current(bound.pointer):
+                found.append(f"{name}: its pointer to {kind} is not to where its prefixes are")
+    return found
+
+
+def _slots_of(node: PrefixNode, kind: ObjectKind) -> Slots | tuple[()]:
+    copy = node.record.spans[kind].gpu if kind in node.record.spans else None
+    return () if copy is None else copy.slots
 
 
 def _check_order(nodes: list[PrefixNode], tier: Tier, order: TailsFirst[PrefixNode]) -> list[str]:

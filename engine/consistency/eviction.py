@@ -1,111 +1,16 @@
 """Who leaves first. A rule proposes, the engine applies; the same rule runs live and in a simulation.
 
-An order knows who is older; a rule chooses among the oldest that may leave. What a rule costs is bounded: it sees
-`sample` candidates, whatever is held.
+An order (orders.py) knows who is older; a rule chooses among the oldest that may leave. What a rule costs is bounded:
+it sees `sample` candidates, whatever is held.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import merge
-from itertools import islice
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from engine.errors import ConfigError
-
-K = TypeVar("K")
-_CHUNKS = ((0, 16), (16, 64), (64, 256), (256, 4096))
-"""Almost always one of the first few may leave, so that many are copied before more are looked at."""
-REST = ""
-"""The lane of every key that has none of its own; no namespace has this name."""
-
-
-# -- orders -----------------------------------------------------------------------------------------------------------
-
-
-class LeastRecentlyUsed(Generic[K]):
-    """Oldest first. Touch a path from its end to its start: a parent is then always younger than its children, so
-    tails leave before heads and leaves before parents.
-
-    `lane_of` names a key's lane (its namespace). Lanes are separate orders that can be asked alone or together; only
-    those named by `separate` exist, all other keys share one. A touch is O(1) with any number of lanes.
-    """
-
-    def __init__(self, lane_of: Callable[[K], str] | None = None) -> None:
-        self._lane_of = lane_of
-        self._rest: OrderedDict[K, int] = OrderedDict()
-        self._own: dict[str, OrderedDict[K, int]] = {}
-        self._touches = 0
-
-    def __len__(self) -> int:
-        return len(self._rest) + sum(map(len, self._own.values()))
-
-    def __contains__(self, key: K) -> bool:
-        return key in (self._lane(key) if self._own else self._rest)
-
-    @property
-    def lanes(self) -> tuple[str, ...]:
-        return (REST, *self._own)
-
-    def touch(self, key: K) -> None:
-        """Make `key` the youngest, adding it if it is new."""
-        lane = self._lane(key) if self._own else self._rest
-        self._touches += 1
-        lane[key] = self._touches
-        lane.move_to_end(key)
-
-    def discard(self, key: K) -> None:
-        (self._lane(key) if self._own else self._rest).pop(key, None)
-
-    def touched(self, key: K) -> int:
-        """The number of the key's last touch: larger is younger, across lanes."""
-        return (self._lane(key) if self._own else self._rest)[key]
-
-    def separate(self, names: Iterable[str]) -> None:
-        """Give each name a lane of its own, and everything else the shared one; the order of keys stays. O(n)."""
-        keys = self._by_touch()
-        self._rest, self._own = OrderedDict(), {name: OrderedDict() for name in names}
-        for touched, key in keys:
-            self._lane(key)[key] = touched
-
-    def oldest(self, may_leave: Callable[[K], bool], *, lane: str | None = None, look_at: int = 4096) -> Iterator[K]:
-        """Keys that may leave, oldest first, of one lane or of all. Looks at no more than `look_at` keys of a lane, so
-        that one call is bounded.
-
-        Keys that may not leave now (leased, pinned) keep their place. The order may change between items.
-        """
-        if lane is None and self._own:
-            lanes = (self._rest, *self._own.values())
-            together = merge(*(self._numbered(each, look_at) for each in lanes))
-            found: Iterator[K] = (key for _, key in together)
-        else:
-            found = self._walk(self._rest if lane is None else self._own.get(lane, self._rest), look_at)
-        for key in found:
-            if may_leave(key):
-                yield key
-
-    def _lane(self, key: K) -> OrderedDict[K, int]:
-        return self._rest if self._lane_of is None else self._own.get(self._lane_of(key), self._rest)
-
-    def _by_touch(self) -> list[tuple[int, K]]:
-        found = [(touched, key) for lane in (self._rest, *self._own.values()) for key, touched in lane.items()]
-        return sorted(found, key=lambda pair: pair[0])
-
-    def _numbered(self, lane: OrderedDict[K, int], look_at: int) -> Iterator[tuple[int, K]]:
-        return ((lane[key], key) for key in self._walk(lane, look_at))
-
-    def _walk(self, lane: OrderedDict[K, int], look_at: int) -> Iterator[K]:
-        for first, last in _CHUNKS:
-            if first >= look_at:
-                return
-            for key in list(islice(lane, first, min(last, look_at))):
-                if key in lane:
-                    yield key
-
-
-# -- rules ------------------------------------------------------------------------------------------------------------
 
 
 class Candidate(NamedTuple):

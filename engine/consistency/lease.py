@@ -247,15 +247,24 @@ class LeaseTable:
 
 def pin_path(node: Node[PrefixRecord] | None) -> None:
     """Count one more lease on every prefix from `node` up. A split copies the count to the new upper half."""
-    while node is not None and node.parent is not None:
-        node.record.leases += 1
-        node = node.parent
+    _count_on_path(node, 1)
 
 
 def unpin_path(node: Node[PrefixRecord] | None) -> None:
+    _count_on_path(node, -1)
+
+
+def _count_on_path(node: Node[PrefixRecord] | None, n: int) -> None:
+    """Stretches may be others when it is counted off than when it was counted on: the sum with each prefix's own is
+    right all the same."""
     while node is not None and node.parent is not None:
-        node.record.leases -= 1
-        node = node.parent
+        stretch = node.stretch
+        if stretch is not None and stretch.nodes[-1] is node:
+            stretch.leases += n
+            node = stretch.nodes[0].parent
+        else:
+            node.record.own_leases += n
+            node = node.parent
 
 
 def _bytes_text(n_bytes: int) -> str:

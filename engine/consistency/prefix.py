@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.consistency.state import Cause, State, check_transition
+from engine.index.node import Stretch
 from engine.memory.checksum import PageSums
 from engine.memory.holding import Holding, Tier
 from engine.model.objects import ObjectKind
@@ -83,17 +84,23 @@ class PrefixRecord:
     checkpoints: dict[str, Checkpoint] = field(default_factory=dict)  # by checkpoint id: one position, many tails
     state: State = State.NEW
     version: int = 0
-    leases: int = 0  # leases whose path runs through this prefix
+    own_leases: int = 0  # of `leases`, those that its stretch does not count
+    stretch: Stretch[PrefixRecord] | None = None
     busy: bool = False  # bytes of it are being copied by some thread; nobody else may change it
     pinned_until_ns: int = 0  # wall clock; an operator's pin
     gpu_bytes: int = 0  # as its namespace's books count it: what is on the GPU, and `arriving_bytes` while busy
     arriving_bytes: int = 0  # GPU slots taken for it by a restore that has not mapped them yet
     tokens_served: int = 0
-    served_ns: int = 0  # monotonic
+    served_ns: int = 0  # monotonic; as the end of a path, which was served with all above it
     resident: bool = True  # every span object on the GPU (kept by `refresh`)
     coded: bool = False  # some span object in coded form
     approximate: bool = False  # in the space of approximate prefixes
     odd_pages: frozenset[int] = frozenset()  # not computed in one call each; after a split both halves name all
+
+    @property
+    def leases(self) -> int:
+        """Leases whose path runs through this prefix."""
+        return self.own_leases + (self.stretch.leases if self.stretch is not None else 0)
 
     @property
     def tokens(self) -> int:

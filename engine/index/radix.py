@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from engine.index.node import Node, prefix_id_of, seed
+from engine.index.node import Node, Stretch, prefix_id_of, seed
 
 R = TypeVar("R")
 TOKEN_BYTES = 4
+STRETCH_NODES = 32
+"""So many nodes in a row are gathered to a stretch: a walk of n steps becomes one of n / 32, and 32 at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,12 @@ class RadixIndex(Generic[R]):
             child = node.children.get(tokens[position : position + step])
             if child is None:
                 break
+            stretch = child.stretch
+            if stretch is not None and stretch.nodes[0] is child and tokens.startswith(stretch.edge, position):
+                nodes += stretch.nodes
+                position += len(stretch.edge)
+                node = nodes[-1]
+                continue
             nodes.append(child)
             if not tokens.startswith(child.edge, position):
                 position += self._common_bytes(child.edge, tokens, position)
@@ -80,7 +88,21 @@ class RadixIndex(Generic[R]):
         record = make_record(prefix_id_of(hasher), parent_id, first_page)
         node = Node(edge, top, hasher, first_page, len(edge) // self.page_bytes, {}, record)
         top.children[edge[: self.page_bytes]] = node
+        self._gather(node)
         return node
+
+    def _gather(self, node: Node[R]) -> None:
+        """Make a stretch of a new node and those above it, once there are enough that are of none."""
+        found = [node]
+        walk = node.parent
+        while len(found) < STRETCH_NODES and walk is not None and walk.parent is not None and walk.stretch is None:
+            found.append(walk)
+            walk = walk.parent
+        if len(found) == STRETCH_NODES:
+            found.reverse()
+            stretch = Stretch(found, b"".join(each.edge for each in found))
+            for each in found:
+                each.stretch = stretch
 
     def split(self, node: Node[R], pages: int, make_record: Callable[[str, str], R]) -> Node[R]:
         """Cut `node` after `pages` of its pages; returns the new upper node. The lower half keeps its identity.
@@ -101,13 +123,19 @@ class RadixIndex(Generic[R]):
         node.edge, node.parent = node.edge[cut:], upper
         node.first_page, node.n_pages = node.first_page + pages, node.n_pages - pages
         upper.children[node.edge[: self.page_bytes]] = node
+        if (stretch := node.stretch) is not None:
+            upper.stretch = stretch
+            stretch.nodes.insert(stretch.nodes.index(node), upper)
         return upper
 
     def remove(self, node: Node[R]) -> None:
-        """Take a leaf out of the tree."""
+        """Take a leaf out of the tree. Its stretch is one no more."""
         parent = node.parent
         if node.children or parent is None:
             raise ValueError("only a leaf can leave the tree")
+        if node.stretch is not None:
+            for each in node.stretch.nodes:
+                each.stretch = None
         del parent.children[node.edge[: self.page_bytes]]
         node.parent = None
 

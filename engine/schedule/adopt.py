@@ -120,8 +120,7 @@ class Adopter:
             return False  # its ancestors' files are gone; those that are here are of another run
         node = ledger.append(header.namespace, parent, tokens[header.first_page * page_bytes :])
         if node.record.prefix_id != header.prefix_id:
-            ledger.index.remove(node)
-            del ledger.nodes[node.record.prefix_id]
+            ledger.unhang(node)
             ledger.states[State.NEW] -= 1
             return False
         node.record.odd_pages = frozenset(header.odd_pages)
@@ -219,6 +218,9 @@ class Adopter:
         ledger, written = self._ledger, 0
         deadline_ns = ledger.clock.monotonic_ns() + int(within_s * NS_PER_S)
         with ledger.lock:
+            for node in reversed(list(ledger.index.walk())):  # who was served was served with all above it
+                if node.parent is not None:
+                    node.parent.record.served_ns = max(node.parent.record.served_ns, node.record.served_ns)
             nodes = sorted(ledger.nodes.values(), key=lambda n: n.record.served_ns, reverse=True)
         for node in nodes:
             if ledger.clock.monotonic_ns() > deadline_ns:

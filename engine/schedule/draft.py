@@ -163,7 +163,7 @@ class Drafts:
             draft.spans, draft.blocks, draft.refreshed = {}, {}, []
 
     def landed(self, draft: Draft) -> None:
-        """From this locked step on the tree has its slots; the publisher frees what it does not want. Under the lock."""
+        """The tree has its slots from this locked step on; the publisher frees what it does not want. Locked."""
         draft.published = True
         for copy in draft.copies:
             self._ledger.underway.landed(copy.slots)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from engine.consistency.eviction import Candidate, LeastRecentlyUsed, PrefillFlops
+from engine.consistency.eviction import Candidate, PrefillFlops
+from engine.consistency.orders import TailsFirst
 from engine.memory.holding import Tier
 from engine.model.spec import ModelSpec
 from engine.schedule.ledger import Ledger, PrefixNode
@@ -82,7 +83,7 @@ class Leaving:
 
     # -- how --------------------------------------------------------------------------------------------------------
 
-    def _lanes(self, order: LeastRecentlyUsed[PrefixNode], whom: For) -> tuple[str, ...]:
+    def _lanes(self, order: TailsFirst[PrefixNode], whom: For) -> tuple[str, ...]:
         return (whom.namespace,) if whom.own_only else order.lanes
 
     def _can_go(self, node: PrefixNode) -> bool:
@@ -119,7 +120,7 @@ class Leaving:
                 break
         return found or spare
 
-    def _chosen(self, nodes: list[PrefixNode], order: LeastRecentlyUsed[PrefixNode]) -> PrefixNode | None:
+    def _chosen(self, nodes: list[PrefixNode], order: TailsFirst[PrefixNode]) -> PrefixNode | None:
         if len(nodes) < 2:
             return nodes[0] if nodes else None
         return nodes[self._ledger.eviction.choose([_facts(node, order) for node in nodes])]
@@ -130,7 +131,7 @@ def has_copies_below(node: PrefixNode) -> bool:
     return all(h.below or h.n_pages == 0 for h in node.record.holdings() if h.gpu is not None)
 
 
-def _facts(node: PrefixNode, order: LeastRecentlyUsed[PrefixNode]) -> Candidate:
+def _facts(node: PrefixNode, order: TailsFirst[PrefixNode]) -> Candidate:
     record = node.record
     first = record.first_page * record.page_tokens
     return Candidate(order.touched(node), first, record.tokens, record.gpu_bytes)

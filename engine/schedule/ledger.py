@@ -23,6 +23,7 @@ from engine.consistency.orders import LeastRecentlyUsed, TailsFirst
 from engine.consistency.pins import PinBooks
 from engine.consistency.prefix import CauseOf, Checkpoint, PrefixRecord
 from engine.consistency.state import SERVED, Cause, State
+from engine.consistency.stretch import dissolve, joined
 from engine.index.node import Node
 from engine.index.radix import RadixIndex
 from engine.index.space import is_approximate, namespace_of, space_of
@@ -200,6 +201,7 @@ class Ledger:
             )  # fmt: skip
 
         node = self.index.append(space, parent, edge, make)
+        joined(node)
         self.nodes[node.record.prefix_id] = node
         self.states[State.NEW] += 1
         return node
@@ -215,6 +217,7 @@ class Ledger:
             )  # fmt: skip
 
         upper = self.index.split(node, pages, make)
+        joined(upper)
         record = upper.record
         record.odd_pages = lower.odd_pages
         lower.parent_id = record.prefix_id
@@ -224,7 +227,7 @@ class Ledger:
         if history := lower.spans.get(ObjectKind.COMPRESSED_KV):
             history.built_from = history.content_version  # the page before it is of the same run
         lower.first_page, lower.n_pages = lower.first_page + pages, lower.n_pages - pages
-        record.leases, record.busy = lower.leases, lower.busy
+        record.own_leases, record.busy = lower.own_leases, lower.busy
         record.pinned_until_ns, record.served_ns = lower.pinned_until_ns, lower.served_ns
         self.nodes[record.prefix_id] = upper
         self.states[State.NEW] += 1
@@ -253,6 +256,8 @@ class Ledger:
         """Put a prefix into exactly the orders of the tiers it has bytes in, and its bytes into the books. To be called
         in the same locked step as whatever changes its holdings."""
         record = node.record
+        if record.stretch is not None:
+            record.stretch.proof = None
         gpu_bytes, host, disk = 0, False, False
         for holding in record.holdings():
             if not holding.n_pages:  # empty by layout: no bytes that could leave
@@ -325,8 +330,7 @@ class Ledger:
         start_ns = self.clock.monotonic_ns()
         for order in self.orders.values():
             order.discard(node)
-        self.index.remove(node)
-        del self.nodes[record.prefix_id]
+        self.unhang(node)
         space = space_of(record.namespace, approximate=record.approximate)
         self.losses.left(space, record.parent_id, node.edge, cause, record.prefix_id)
         freed = 0
@@ -347,6 +351,12 @@ class Ledger:
                  str(cause.cause), "kvcache.tokens", record.tokens, "kvcache.bytes", freed),
             )  # fmt: skip
         return freed
+
+    def unhang(self, node: PrefixNode) -> None:
+        """Take a leaf out of the tree; what it holds is the caller's."""
+        dissolve(node)
+        self.index.remove(node)
+        del self.nodes[node.record.prefix_id]
 
     def drop_checkpoint(self, node: PrefixNode, checkpoint_id: str) -> int:
         """Free a checkpoint's boundary objects in all tiers; bytes freed."""

@@ -15,6 +15,7 @@ import numpy as np
 from engine.consistency.lease import Lease, pin_path, unpin_path
 from engine.consistency.prefix import CauseOf, PrefixRecord
 from engine.errors import EngineError
+from engine.index.node import node_with
 from engine.index.radix import Match
 from engine.memory.arena import Pointer
 from engine.memory.checksum import PageSums, page_sums
@@ -203,7 +204,7 @@ def _runs_through(node: PrefixNode | None, page: int, match: Match[PrefixRecord]
     """Whether the matched path has the page before `page` from the path that ends at `node`."""
     while node is not None and node.first_page >= page:
         node = node.parent
-    return node in match.nodes
+    return node is not None and node_with(match.nodes, node.first_page) is node
 
 
 def native_sums(record: PrefixRecord, kind: ObjectKind) -> PageSums | None:

@@ -6,6 +6,7 @@ that would not end before the deadline is no candidate.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from engine.clock import Clock
 from engine.config import EngineConfig, Mode
 from engine.consistency.lease import Cost
 from engine.consistency.prefix import Checkpoint, PrefixRecord
+from engine.consistency.stretch import PrefixStretch
+from engine.index.node import Node, Stretch
 from engine.index.radix import TOKEN_BYTES, Match
 from engine.memory.holding import Holding, Tier
 from engine.memory.tiers import Tiers
@@ -22,6 +25,7 @@ from engine.model.spec import ModelSpec
 from engine.schedule.pace import PrefillPace
 from engine.schedule.validation import Boundary, Check, Validator, first_failure
 
+PrefixNode = Node[PrefixRecord]
 CANDIDATES_WEIGHED = 16
 GAP_REASONS = {
     "none": "all of the longest common prefix is the hit",
@@ -77,6 +81,27 @@ class Refusal(NamedTuple):
     boundary: Boundary
     checks: tuple[Check, ...]
     times: tuple[int, ...]
+
+
+class _Spot(NamedTuple):
+    """A candidate before it is looked at: the first `depth` prefixes of a path and a position behind them."""
+
+    tokens: int
+    depth: int
+    pages: int
+    checkpoint: Checkpoint | None = None
+    replay_tokens: int = 0
+    approximate: bool = False
+
+    @property
+    def net_tokens(self) -> int:
+        return self.tokens - self.replay_tokens
+
+    def boundary(self, nodes: list[PrefixNode], *, approximate: bool) -> Boundary:
+        return Boundary(
+            self.tokens, nodes if self.depth == len(nodes) else nodes[: self.depth], self.pages, self.checkpoint,
+            replay_tokens=self.replay_tokens, approximate=approximate or self.approximate,
+        )  # fmt: skip
 
 
 class Weighed(NamedTuple):
@@ -147,21 +172,20 @@ class Planner:
         refused: list[Refusal] = []
         best_saving, pace = 0.0, self._pace.tokens_per_s
         reason, weighed, unpaid = "", 0, False
-        for boundary in self._candidates(match, tokens, window_replay, approximate):
-            if boundary.replay_tokens == 0:
-                lcp = max(lcp, boundary.tokens)
-            net_tokens = boundary.tokens - boundary.replay_tokens
-            if net_tokens / pace <= best_saving or weighed >= CANDIDATES_WEIGHED:
-                unpaid = unpaid or boundary.replay_tokens > 0
+        for spot in self._candidates(match, tokens, window_replay):
+            if spot.replay_tokens == 0:
+                lcp = max(lcp, spot.tokens)
+            if spot.net_tokens / pace <= best_saving or weighed >= CANDIDATES_WEIGHED:
+                unpaid = unpaid or spot.replay_tokens > 0
                 continue
             weighed += 1
-            found = self._weigh(boundary, mode, deadline_s)
+            found = self._weigh(spot.boundary(match.nodes, approximate=approximate), mode, deadline_s)
             if found.refusal is not None:
                 refused.append(found.refusal)
             if found.plan is None:
                 reason = reason or found.reason
                 continue
-            saving = net_tokens / pace - found.plan.restore_s
+            saving = spot.net_tokens / pace - found.plan.restore_s
             if saving > best_saving:
                 best_saving = found.plan.saving_s = saving
                 plans.insert(0, found.plan)
@@ -187,20 +211,18 @@ class Planner:
     def cost(self, boundary: Boundary, restore_bytes: int, restore_s: float) -> Cost:
         return Cost(boundary.tokens, boundary.replay_tokens, restore_bytes, restore_s, self._pace.tokens_per_s)
 
-    def _candidates(
-        self, match: Match[PrefixRecord], tokens: bytes, window_replay: bool, approximate: bool
-    ) -> list[Boundary]:
+    def _candidates(self, match: Match[PrefixRecord], tokens: bytes, window_replay: bool) -> list[_Spot]:
         """Positions worth a look, by tokens they would save, most first; of equal ones the exact first."""
         nodes, page_tokens = match.nodes, self._page_tokens
-        found: list[Boundary] = []
+        found: list[_Spot] = []
         depth = len(nodes) if match.last_is_whole else len(nodes) - 1
+        whole_pages = self._whole_to(match)
         while depth > 0 and len(found) < CANDIDATES_WEIGHED:
             record = nodes[depth - 1].record
-            if record.checkpoints:
+            if record.checkpoints and (record.last_page <= whole_pages or not found):  # one is told why it is none
                 start = record.last_page * page_tokens * TOKEN_BYTES
-                path = nodes[:depth]
                 found.extend(
-                    Boundary(c.boundary, path, record.last_page, c)
+                    _Spot(c.boundary, depth, record.last_page, c)
                     for c in record.checkpoints.values()
                     if tokens.startswith(c.tail_tokens, start)
                 )
@@ -208,29 +230,33 @@ class Planner:
         edge = match.pages * page_tokens
         if edge:
             if self._layouts.window.empty and self._layouts.recurrent.empty and self._layouts.tail_is_empty(edge):
-                found.append(Boundary(edge, nodes, match.pages, None))
+                found.append(_Spot(edge, len(nodes), match.pages))
             elif self._replay_possible and (pages := self._replay_edge(match)):
-                path = [node for node in nodes if node.first_page < pages]
-                found.append(Boundary(pages * page_tokens, path, pages, None, replay_tokens=self._replay_tokens))
+                depth = bisect_left(nodes, pages, key=lambda node: node.first_page)
+                found.append(_Spot(pages * page_tokens, depth, pages, replay_tokens=self._replay_tokens))
             elif not found:
-                found.append(Boundary(edge, nodes, match.pages, None))  # to be refused with its reason
+                found.append(_Spot(edge, len(nodes), match.pages))  # to be refused with its reason
             if window_replay and self._replay_possible and self._pays_by_window(edge):
                 replay = self._window_replay_tokens
-                found.append(Boundary(edge, nodes, match.pages, None, replay_tokens=replay, approximate=True))
-        if approximate:
-            for boundary in found:
-                boundary.approximate = True
-        found.sort(key=lambda b: b.tokens - b.replay_tokens, reverse=True)
+                found.append(_Spot(edge, len(nodes), match.pages, replay_tokens=replay, approximate=True))
+        found.sort(key=lambda spot: spot.net_tokens, reverse=True)
         return found
+
+    def _whole_to(self, match: Match[PrefixRecord]) -> int:
+        """How many pages of the path have each of their objects in some tier: nothing past them can be a hit."""
+        for step in self._validator.proven_steps(match.nodes, match.pages):
+            if not isinstance(step, Stretch) and any(holding.absent for holding in step.record.spans.values()):
+                return step.first_page
+        return match.pages
 
     def _replay_edge(self, match: Match[PrefixRecord]) -> int:
         """The last page boundary, in pages, that an exact replay reaches: it runs a page a call, so every page it runs
         over must have been computed so. 0 where there is none."""
         pages, over = match.pages, self._replay_tokens // self._page_tokens
-        odd = sorted(
-            {page for node in match.nodes for page in node.record.odd_pages if page < match.pages}, reverse=True
-        )
-        for page in odd:
+        named: set[int] = set()
+        for step in self._validator.proven_steps(match.nodes, match.pages):
+            named |= step.proof.odd_pages if isinstance(step, Stretch) else step.record.odd_pages
+        for page in sorted((page for page in named if page < match.pages), reverse=True):
             if page >= pages - over:
                 pages = page
         return pages if pages > over else 0
@@ -266,9 +292,13 @@ class Planner:
         disk = v.disk_reloaded(boundary)
         return (complete, tail, window, indexer, disk), (t0, t1, t2, t3, t4, clock())
 
+    def path(self, boundary: Boundary) -> list[PrefixNode | PrefixStretch]:
+        """The boundary's path in few steps (`Validator.path`)."""
+        return self._validator.path(boundary)
+
     def _restore_bytes(self, boundary: Boundary) -> dict[Tier, int]:
         needs: dict[Tier, int] = {}
-        for holding in needed_holdings(boundary):
+        for holding in needed_holdings(boundary, self._validator.path(boundary)):
             tier = holding.below
             if holding.gpu is None and tier is not None and holding.n_pages:
                 needs[tier] = needs.get(tier, 0) + holding.below_bytes
@@ -290,9 +320,13 @@ class Planner:
         return ""
 
 
-def needed_holdings(boundary: Boundary) -> list[Holding]:
-    """Every object the boundary needs: span objects of the path and, without replay, the checkpoint's blocks."""
-    found = [holding for node in boundary.nodes for holding in node.record.spans.values()]
+def needed_holdings(boundary: Boundary, path: list[PrefixNode | PrefixStretch]) -> list[Holding]:
+    """Every object the boundary needs and may not have on the GPU: span objects of the path (but not of what is proven
+    there) and, without replay, the checkpoint's blocks."""
+    found: list[Holding] = []
+    for step in path:
+        if not isinstance(step, Stretch):
+            found += step.record.spans.values()
     checkpoint: Checkpoint | None = boundary.checkpoint
     if checkpoint is not None and not boundary.replay_tokens:
         found.extend(checkpoint.blocks.values())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from engine.consistency.lease import Lease
 from engine.consistency.prefix import CauseOf, Checkpoint
 from engine.consistency.state import Cause, State
+from engine.index.node import node_with
 from engine.index.radix import TOKEN_BYTES
 from engine.index.space import namespace_of
 from engine.memory.holding import Holding, SlotCopy, Tier
@@ -198,7 +199,7 @@ class Publisher:
         """How many the tree will have more: runs of new pages between checkpoints, and upper halves of splits."""
         cuts = {b // self._page_tokens for b in positions} | {pages}
         inside = {cut for cut in cuts if cut <= base} | {base}
-        splits = sum(any(n.first_page < cut < n.last_page for n in nodes) for cut in inside)
+        splits = sum((node := node_with(nodes, cut)) is not None and node.first_page < cut for cut in inside)
         return sum(cut > base for cut in cuts) + splits
 
     # -- publication, under the lock --------------------------------------------------------------------------------
@@ -220,8 +221,9 @@ class Publisher:
         self._drafts.landed(draft)
         self._trim(draft, match.pages)
         self._refresh(draft, cause, span)
-        parent = next((n for n in match.nodes if n.last_page == match.pages), None)
-        path = [n for n in match.nodes if n.last_page <= match.pages]
+        path = match.nodes if match.last_is_whole else match.nodes[:-1]
+        held = len(path)
+        parent = path[-1] if path else None
         for cut in cuts:
             if cut <= match.pages:
                 continue
@@ -231,18 +233,17 @@ class Publisher:
             path.append(node)
             parent = node
         added = self._hang_checkpoints(path, tokens, draft)
-        hung = {boundary // self._page_tokens for boundary in added}
-        for node in path:
-            if node.record.state is State.NEW:
-                ledger.place(node)
-                node.record.refresh()
-                after = State.APPROXIMATE if node.record.approximate else State.FULL
-                ledger.move(node, after, cause, parent=span)
-                continue
-            if node.last_page in hung:
+        for page in sorted({boundary // self._page_tokens for boundary in added}):
+            node = self._ends_at(path, page)
+            if node.record.state is not State.NEW:
                 ledger.place(node)
                 if not node.record.busy:
                     ledger.settle(node, cause, parent=span)  # a checkpoint computed again may have made it whole
+        for node in path[held:]:
+            ledger.place(node)
+            node.record.refresh()
+            after = State.APPROXIMATE if node.record.approximate else State.FULL
+            ledger.move(node, after, cause, parent=span)
         self._drafts.unbook(draft)
         ledger.touch(path, ledger.clock.monotonic_ns())
         new_pages = pages - match.pages
@@ -254,14 +255,20 @@ class Publisher:
 
     def _cut_at(self, nodes: list[PrefixNode], page: int, span: SpanContext) -> bool:
         """Split the prefix that `page` falls into. True when the tree changed (or may have, while waiting)."""
-        for node in nodes:
-            if node.first_page < page < node.last_page:
-                if node.record.busy:
-                    self._ledger.settled.wait(0.05)  # its bytes are being copied; a split now would lose the copy
-                else:
-                    self._ledger.split(node, page - node.first_page, span)
-                return True
-        return False
+        node = node_with(nodes, page)
+        if node is None or node.first_page == page:
+            return False
+        if node.record.busy:
+            self._ledger.settled.wait(0.05)  # its bytes are being copied; a split now would lose the copy
+        else:
+            self._ledger.split(node, page - node.first_page, span)
+        return True
+
+    def _ends_at(self, path: list[PrefixNode], page: int) -> PrefixNode:
+        node = node_with(path, page - 1)
+        if node is None or node.last_page != page:
+            raise ValueError(f"no prefix ends at page {page}, though the path was cut there")
+        return node
 
     def _trim(self, draft: Draft, base: int) -> None:
         """Give back pages that another commit published meanwhile."""
@@ -287,11 +294,10 @@ class Publisher:
                 record.native_sums[kind] = cut.sums
 
     def _hang_checkpoints(self, path: list[PrefixNode], tokens: bytes, draft: Draft) -> tuple[int, ...]:
-        by_end = {node.last_page: node for node in path}
         added = []
         for boundary, blocks in draft.blocks.items():
             page = boundary // self._page_tokens
-            node = by_end[page]
+            node = self._ends_at(path, page)
             tail = tokens[page * self._ledger.index.page_bytes : boundary * TOKEN_BYTES]
             owner_id = node.record.prefix_id
             checkpoint_id = self._ledger.index.id_with_tail(node, tail) if tail else owner_id

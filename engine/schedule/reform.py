@@ -268,6 +268,8 @@ class Reformer:
                     slots[chosen] = fresh
                     copy.slots = slots
                     gpu.give(copy.page_class, old)
+                if swapped:
+                    ledger.place(node)
         if not swapped:
             return 0, 0
         return sum(len(m[1]) for m in moves), sum(len(m[1]) * m[0].page_bytes for m in moves)

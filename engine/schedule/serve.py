@@ -10,6 +10,8 @@ from engine.config import EngineConfig, Mode
 from engine.consistency.lease import Explanation, Lease, LeaseSource, lossy, pin_path, unpin_path
 from engine.consistency.prefix import CauseOf, PrefixRecord
 from engine.consistency.state import Cause, State
+from engine.consistency.stretch import bounds_of
+from engine.index.node import Stretch
 from engine.index.radix import TOKEN_BYTES, Match
 from engine.index.space import space_of
 from engine.memory.holding import Bound, Tier
@@ -282,8 +284,12 @@ class Server:
     def _bind(self, boundary: Boundary) -> tuple[dict[ObjectKind, list[Bound]], dict[ObjectKind, Bound]]:
         tiers = self._ledger.tiers
         spans: dict[ObjectKind, list[Bound]] = {kind: [] for kind in boundary.nodes[-1].record.spans}
-        for node in boundary.nodes:
-            record = node.record
+        for step in self._planner.path(boundary):
+            if isinstance(step, Stretch):
+                for kind, bound in bounds_of(step, tiers.gpu).items():
+                    spans[kind].append(bound)
+                continue
+            record = step.record
             last = min(record.n_pages, boundary.pages - record.first_page)
             for kind, holding in record.spans.items():
                 spans[kind].append(tiers.bind(holding, 0, last))

@@ -1,7 +1,8 @@
 """The five validations. Nothing is a hit until all of them pass or do not apply.
 
 Each is a pure function of a `Boundary`: a position on a path with the objects found for it. They look at the holdings
-themselves, not at cached flags, and run under the engine lock in one step with the pin.
+themselves, or, of a long path, at proofs that somebody did and nothing has moved since (consistency/stretch.py); and
+they run under the engine lock in one step with the pin.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import NamedTuple
 
 from engine.consistency.prefix import Checkpoint, PrefixRecord
 from engine.consistency.state import State
-from engine.index.node import Node
+from engine.consistency.stretch import PrefixStretch, Proof
+from engine.index.node import Node, Stretch, steps
 from engine.index.radix import TOKEN_BYTES
 from engine.memory.codec import CODEC_VERSION, CODECS, NATIVE
 from engine.memory.holding import Holding
@@ -97,6 +99,7 @@ class Boundary:
     restored: bool = False
     final: bool = False  # recovery is over: a replay is now the caller's part and counts as a pass
     approximate: bool = False  # what a hit here gives is not what an uninterrupted run would have
+    path: list[Node[PrefixRecord] | PrefixStretch] | None = None  # the nodes in few steps (`Validator.path`)
 
     @property
     def prefix_id(self) -> str:
@@ -125,28 +128,73 @@ class Validator:
             self.disk_reloaded(boundary),
         )
 
+    def path(self, boundary: Boundary) -> list[Node[PrefixRecord] | PrefixStretch]:
+        """The path in few steps: stretches that are proven, of everything else each prefix. Made once for a boundary,
+        which lives within one locked step."""
+        if boundary.path is None:
+            boundary.path = self.proven_steps(boundary.nodes, boundary.pages)
+        return boundary.path
+
+    def proven_steps(self, nodes: list[Node[PrefixRecord]], pages: int) -> list[Node[PrefixRecord] | PrefixStretch]:
+        found: list[Node[PrefixRecord] | PrefixStretch] = []
+        for step in steps(nodes, pages):
+            if not isinstance(step, Stretch) or self.proof_of(step).holds:
+                found.append(step)
+            else:
+                found += step.nodes
+        return found
+
+    def proof_of(self, stretch: PrefixStretch) -> Proof:
+        """Whether everything below holds of each of its prefixes: looked at once, until the ledger places one anew."""
+        proof: Proof | None = stretch.proof
+        if proof is None:
+            proof = stretch.proof = self.prove([node.record for node in stretch.nodes])
+        return proof
+
+    def prove(self, records: list[PrefixRecord]) -> Proof:
+        has_history, has_entries = not self._layouts.history.empty, not self._layouts.indexer.empty
+        page, holds = records[0].first_page, True
+        for record in records:
+            if (
+                not _on_gpu(record, native=True)
+                or (has_history and self._history_lacks(record, page))
+                or (has_entries and _entries_lack(record))
+            ):
+                holds = False
+                break
+            page = record.last_page
+        return Proof(holds, frozenset().union(*(record.odd_pages for record in records)))
+
     def compressed_complete(self, boundary: Boundary) -> Check:
         """Every page has its entries, a codec this engine reads, and a checksum once its bytes were on the host."""
         kind = ObjectKind.COMPRESSED_KV
         if self._layouts.history.empty:
             return Check(Validation.COMPRESSED_COMPLETE, kind, Verdict.NOT_APPLICABLE, "not_in_model")
         verdict, reason, page = Verdict.PASS, "ok", 0
-        for node in boundary.nodes:
-            record = node.record
-            holding = record.spans.get(kind)
-            if holding is None or holding.absent or record.first_page != page or holding.n_pages != record.n_pages:
-                return Check(Validation.COMPRESSED_COMPLETE, kind, Verdict.FAIL, "pages_missing")
-            page += holding.n_pages
-            copy = holding.gpu
-            if copy is None:
-                verdict, reason = Verdict.REPAIRABLE, "needs_restore"
-            elif len(copy.slots) != holding.n_pages:
-                return Check(Validation.COMPRESSED_COMPLETE, kind, Verdict.FAIL, "pages_missing")
-            elif copy.meta.version != CODEC_VERSION or copy.meta.codec not in _READABLE:
-                return Check(Validation.COMPRESSED_COMPLETE, kind, Verdict.FAIL, "codec_unknown")
-            elif copy.sums is None and self._sealed_on_commit:
-                return Check(Validation.COMPRESSED_COMPLETE, kind, Verdict.FAIL, "checksum_missing")
+        for step in self.path(boundary):
+            if isinstance(step, Stretch):
+                if step.nodes[0].first_page != page:
+                    return Check(Validation.COMPRESSED_COMPLETE, kind, Verdict.FAIL, "pages_missing")
+            elif why := self._history_lacks(step.record, page):
+                if why != "needs_restore":
+                    return Check(Validation.COMPRESSED_COMPLETE, kind, Verdict.FAIL, why)
+                verdict, reason = Verdict.REPAIRABLE, why
+            page = step.last_page
         return Check(Validation.COMPRESSED_COMPLETE, kind, verdict, reason)
+
+    def _history_lacks(self, record: PrefixRecord, page: int) -> str:
+        """What of one prefix's history pages, which must begin at `page`, is not as it must be; empty for nothing."""
+        holding = record.spans.get(ObjectKind.COMPRESSED_KV)
+        if holding is None or holding.absent or record.first_page != page or holding.n_pages != record.n_pages:
+            return "pages_missing"
+        copy = holding.gpu
+        if copy is None:
+            return "needs_restore"
+        if len(copy.slots) != holding.n_pages:
+            return "pages_missing"
+        if copy.meta.version != CODEC_VERSION or copy.meta.codec not in _READABLE:
+            return "codec_unknown"
+        return "checksum_missing" if copy.sums is None and self._sealed_on_commit else ""
 
     def tail_intact(self, boundary: Boundary) -> Check:
         """The tail at exactly b. "Empty" (stored with no rows, or empty by layout) is a tail; "absent" is not."""
@@ -176,17 +224,11 @@ class Validator:
         if self._layouts.indexer.empty:
             return Check(name, kind, Verdict.NOT_APPLICABLE, "not_in_model")
         verdict, reason = Verdict.PASS, "ok"
-        for node in boundary.nodes:
-            spans = node.record.spans
-            entries, kv = spans.get(kind), spans.get(ObjectKind.COMPRESSED_KV)
-            if entries is None or entries.absent or entries.n_pages != node.record.n_pages:
-                return Check(name, kind, Verdict.FAIL, "indexer_missing")
-            if kv is None or entries.built_from != kv.content_version:
-                return Check(name, kind, Verdict.FAIL, "indexer_behind")
-            if entries.gpu is None:
-                verdict, reason = Verdict.REPAIRABLE, "needs_restore"
-            elif len(entries.gpu.slots) != entries.n_pages:
-                return Check(name, kind, Verdict.FAIL, "indexer_missing")
+        for step in self.path(boundary):
+            if not isinstance(step, Stretch) and (why := _entries_lack(step.record)):
+                if why != "needs_restore":
+                    return Check(name, kind, Verdict.FAIL, why)
+                verdict, reason = Verdict.REPAIRABLE, why
         return Check(name, kind, verdict, reason)
 
     def disk_reloaded(self, boundary: Boundary) -> Check:
@@ -194,8 +236,8 @@ class Validator:
         kind, name = ObjectKind.DISK_PREFIX, Validation.DISK_RELOADED
         if boundary.nodes and boundary.nodes[-1].record.state is State.QUARANTINED:
             return Check(name, kind, Verdict.FAIL, "quarantined")
-        for node in boundary.nodes:
-            if not all(h.gpu is not None for h in node.record.spans.values()):
+        for step in self.path(boundary):
+            if not isinstance(step, Stretch) and not _on_gpu(step.record):
                 return Check(name, kind, Verdict.REPAIRABLE, "needs_restore")
         checkpoint = boundary.checkpoint
         if checkpoint is not None and not boundary.replay_tokens and not checkpoint.on_gpu:
@@ -229,6 +271,23 @@ class Validator:
             checkpoint.owner_id == boundary.prefix_id
             and checkpoint.boundary == boundary.tokens == whole_tokens + len(checkpoint.tail_tokens) // TOKEN_BYTES
         )
+
+
+def _on_gpu(record: PrefixRecord, *, native: bool = False) -> bool:
+    copies = [holding.gpu for holding in record.spans.values()]
+    return all(copy is not None and not (native and copy.coded) for copy in copies)
+
+
+def _entries_lack(record: PrefixRecord) -> str:
+    """What of one prefix's indexer entries is not as it must be; empty for nothing."""
+    entries, kv = record.spans.get(ObjectKind.INDEXER_STATE), record.spans.get(ObjectKind.COMPRESSED_KV)
+    if entries is None or entries.absent or entries.n_pages != record.n_pages:
+        return "indexer_missing"
+    if kv is None or entries.built_from != kv.content_version:
+        return "indexer_behind"
+    if entries.gpu is None:
+        return "needs_restore"
+    return "indexer_missing" if len(entries.gpu.slots) != entries.n_pages else ""
 
 
 def first_failure(checks: tuple[Check, ...]) -> Check | None:

@@ -138,7 +138,7 @@ def a_prefix_that_begins_elsewhere(b):
 
 def a_lease_that_pins_nothing(b):
     b.rig.engine.acquire(prompt(4 * b.rig.page))
-    b.trunk.record.leases = 0
+    b.trunk.record.own_leases = 0
 
 
 def a_byte_of_a_namespace_too_few(b):

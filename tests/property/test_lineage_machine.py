@@ -17,6 +17,7 @@ from lineage_support import Run
 
 from engine.clock import ManualClock
 from engine.errors import CorruptObject, LeaseExpired, StalePointer
+from engine.index import radix
 from engine.integrations.synthetic import use_one_thread
 
 SLAB_BYTES = 10 << 10
@@ -176,6 +177,7 @@ class LineageMachine(RuleBasedStateMachine):
 def test_no_sequence_of_runs_makes_a_hit_of_two(monkeypatch, model):
     use_one_thread()
     poison_freed_slots(monkeypatch)
+    monkeypatch.setattr(radix, "STRETCH_NODES", 2)  # so that paths of few prefixes have some
     machine = type("Machine", (LineageMachine,), {"model": model})
     limits = settings(
         max_examples=25,

@@ -108,6 +108,11 @@ def switch_often():
     sys.setswitchinterval(usual)
 
 
+@pytest.fixture(autouse=True)
+def short_stretches(monkeypatch):
+    monkeypatch.setattr("engine.index.radix.STRETCH_NODES", 3)  # paths here have few prefixes
+
+
 @pytest.fixture
 def real_time(make_rig, tmp_path):
     def make(name, **config):

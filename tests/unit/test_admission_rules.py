@@ -9,12 +9,12 @@ from engine.consistency.admission import AdmitAll, FirstPages, Offer, SecondTouc
 from engine.consistency.eviction import (
     Candidate,
     CostAware,
-    LeastRecentlyUsed,
     OldestFirst,
     PrefillFlops,
     eviction_rule,
 )
 from engine.consistency.namespaces import NamespaceBooks, NamespaceCap, Shares, parse_namespace_caps
+from engine.consistency.orders import LeastRecentlyUsed
 from engine.errors import ConfigError
 
 

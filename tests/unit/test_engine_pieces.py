@@ -13,8 +13,8 @@ import torch
 
 from engine.clock import ManualClock, SystemClock
 from engine.consistency.admission import Caps, Usage, refusal, shortfall
-from engine.consistency.eviction import LeastRecentlyUsed
 from engine.consistency.graph import GraphGuard, PageTable
+from engine.consistency.orders import LeastRecentlyUsed
 from engine.consistency.prefix import CauseOf, PrefixRecord
 from engine.consistency.state import TERMINAL, TRANSITIONS, Cause, State
 from engine.errors import (
