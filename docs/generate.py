@@ -30,6 +30,28 @@ def states() -> str:
     return "\n".join(lines)
 
 
+def command_states() -> str:
+    """The state machine of a command, drawn and in full."""
+    from controlplane.steering.command_states import LIVE, MEANINGS, TERMINAL, TRANSITIONS
+
+    lines = [
+        "# States of a command",
+        "",
+        "Every command ends in exactly one of the states at the end; none is left open.",
+    ]
+    lines += ["", "```mermaid", "stateDiagram-v2", f"    [*] --> {LIVE[0]}: submitted"]
+    for before, edges in TRANSITIONS.items():
+        lines += [f"    {before} --> {after}: {why.replace(':', ',')}" for after, why in edges.items()]
+    lines += [f"    {status} --> [*]" for status in TRANSITIONS if status in TERMINAL]
+    lines += ["```", "", "| state | meaning |", "|---|---|"]
+    lines += [f"| {status} | {meaning} |" for status, meaning in MEANINGS.items()]
+    lines += ["", "| from | to | when |", "|---|---|---|"]
+    lines += [
+        f"| {before} | {after} | {why} |" for before, edges in TRANSITIONS.items() for after, why in edges.items()
+    ]
+    return "\n".join([*lines, ""])
+
+
 def errors() -> str:
     """Error codes of the engine and kinds of the control plane; the docstrings are the operator's text."""
     from controlplane.errors import ControlPlaneError
@@ -153,6 +175,7 @@ def _one_line(thing: object) -> str:
 
 PAGES = {
     "states.md": states,
+    "command-states.md": command_states,
     "errors.md": errors,
     "validations.md": validations,
     "settings.md": settings,

@@ -24,6 +24,7 @@ class Mode(StrEnum):
     RESIDENT_ONLY = "resident_only"  # no restores at all
     FULL_ONLY = "full_only"  # no coded KV either
     BYPASS = "bypass"  # no reuse: always right, never fast
+    DRAIN = "drain"  # no commits either: what is held only becomes less
 
     @property
     def rung(self) -> int:
@@ -73,6 +74,8 @@ class EngineConfig:
     persist_s: float = 30.0  # how long `close` may write prefixes to disk, newest first
     prefill_tokens_per_s: float = 20_000.0
     scrub_bytes_per_s: float = 64e6  # how fast a scrub reads the disk, unless the command says otherwise
+    bulk_prefixes_per_s: float = 500.0  # how fast commands on many prefixes go, unless the command says otherwise
+    bulk_bytes_per_s: float = 512e6
     queue_bound: int = 64
     ring_capacity: int = 65_536
     spans: bool = True
@@ -90,7 +93,8 @@ class EngineConfig:
             self._positive("slab_bytes")
         self._not_negative("host_bytes", "disk_bytes", "checkpoint_every_tokens", "lost_memory_bytes")
         check_curve(self.curve_samples, self.curve_namespaces)
-        for name in ("lease_s", "restore_timeout_s", "persist_s", "prefill_tokens_per_s", "scrub_bytes_per_s"):
+        for name in ("lease_s", "restore_timeout_s", "persist_s", "prefill_tokens_per_s", "scrub_bytes_per_s",
+                     "bulk_prefixes_per_s", "bulk_bytes_per_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be above 0")
         for name in ("max_logit_error", "max_kl"):
@@ -102,10 +106,7 @@ class EngineConfig:
         if self.codec not in CODEC_CHOICES:
             raise ConfigError(f"codec is {self.codec!r}; known: {', '.join(CODEC_CHOICES)}")
         check_budget_ratio(self.checkpoint_budget_ratio)
-        if not 0.0 < self.pin_budget_ratio <= 1.0:
-            raise ConfigError(
-                f"pin_budget_ratio is {self.pin_budget_ratio!r}; a share of the GPU tier, above 0 and at most 1"
-            )
+        check_pin_budget(self.pin_budget_ratio)
         if self.disk_bytes and self.data_dir is None:
             raise ConfigError(
                 "disk_bytes is set but data_dir is not; name a folder for the disk tier or set disk_bytes to 0"
@@ -148,6 +149,12 @@ def check_budget_ratio(ratio: Any) -> None:
     """Raises `ConfigError` for what is no share of the GPU tier."""
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0.0 < ratio < 1.0:
         raise ConfigError(f"checkpoint_budget_ratio is {ratio!r}; a share of the GPU tier, between 0 and 1")
+
+
+def check_pin_budget(ratio: Any) -> None:
+    """Raises `ConfigError` for what is no share of the GPU tier; the whole of it is one."""
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0.0 < ratio <= 1.0:
+        raise ConfigError(f"pin_budget_ratio is {ratio!r}; a share of the GPU tier, above 0 and at most 1")
 
 
 def check_rules(admission: Any, eviction: Any) -> None:

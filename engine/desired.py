@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.clock import NS_PER_S
-from engine.config import CODEC_CHOICES, EngineConfig, Mode, check_budget_ratio, check_rules
+from engine.config import CODEC_CHOICES, EngineConfig, Mode, check_budget_ratio, check_pin_budget, check_rules
 from engine.consistency.admission import Caps
 from engine.consistency.namespaces import NamespaceCap, parse_namespace_caps
 from engine.errors import ConfigError
 
 KEYS = (
     "mode", "mode_expires_at", "cap_prefixes", "cap_gpu_bytes", "cap_host_bytes", "cap_disk_bytes", "codec",
-    "checkpoint_every_tokens", "checkpoint_budget_ratio", "namespace_caps", "admission_rule", "eviction",
+    "checkpoint_every_tokens", "checkpoint_budget_ratio", "pin_budget_ratio", "namespace_caps",
+    "admission_rule", "eviction",
 )  # fmt: skip
 
 
@@ -29,6 +30,7 @@ class Desired:
     codec: str
     checkpoint_every_tokens: int
     checkpoint_budget_ratio: float
+    pin_budget_ratio: float
     namespace_caps: Mapping[str, NamespaceCap]
     admission_rule: str
     eviction: str
@@ -59,11 +61,13 @@ def parse_desired(document: Mapping[str, Any], own: EngineConfig) -> Desired:
     shares = parse_namespace_caps(value("namespace_caps"), min(own.gpu_bytes, caps.gpu_bytes or own.gpu_bytes))
     budget, admission, eviction = value("checkpoint_budget_ratio"), value("admission_rule"), value("eviction")
     check_budget_ratio(budget)
+    check_pin_budget(pins := value("pin_budget_ratio"))
     check_rules(admission, eviction)
     expires_ns = _expiry(document.get("mode_expires_at"))
     return Desired(
         caps=caps, mode=Mode(mode), mode_expires_ns=expires_ns, codec=codec, checkpoint_every_tokens=every,
-        checkpoint_budget_ratio=budget, namespace_caps=shares, admission_rule=admission, eviction=eviction,
+        checkpoint_budget_ratio=budget, pin_budget_ratio=pins, namespace_caps=shares,
+        admission_rule=admission, eviction=eviction,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import SpanProcessor
 
 from engine import report
 from engine.clock import Clock, SystemClock
-from engine.commands import CommandOutcome, CommandRequest, Commands
+from engine.commands import Choices, CommandOutcome, CommandRequest, Commands, Rates
 from engine.config import EngineConfig, Mode
 from engine.consistency.admission import GHOST_MULTIPLE, Caps
 from engine.consistency.curve import CurveSampler
@@ -36,6 +36,7 @@ from engine.memory.tiers import Tiers
 from engine.model.objects import ObjectKind, SegmentKey, bytes_per_token, checkpoint_bytes, layouts_of
 from engine.model.spec import ModelSpec
 from engine.schedule.adopt import Adopter, Adoption
+from engine.schedule.foresee import Foresight
 from engine.schedule.gate import Gate
 from engine.schedule.held import held
 from engine.schedule.leaving import prefill_flops
@@ -128,8 +129,12 @@ class CacheEngine:
         self._quality = QualityGate(self._ledger, config)
         self._reformer = Reformer(self._ledger, room, self._quality)
         self._commands = Commands(
-            self._ledger, self._queues, recovery, self._reformer, lambda: self._codec, config.restore_timeout_s,
-            config.scrub_bytes_per_s,
+            self._ledger, self._queues, recovery, self._reformer,
+            Choices(
+                codec=lambda: self._codec, mode=lambda: self._mode, foresee=self.foresee,
+                timeout_s=config.restore_timeout_s, scrub_bytes_per_s=config.scrub_bytes_per_s,
+            ),
+            Rates(prefixes_per_s=config.bulk_prefixes_per_s, bytes_per_s=config.bulk_bytes_per_s),
         )  # fmt: skip
         self._adopter = Adopter(self._ledger, room)
         resource = resource or Resource.create(dict(identity_of(self.id, self.boot_id, spec)))
@@ -225,7 +230,9 @@ class CacheEngine:
         start_ns = self._ledger.clock.monotonic_ns()
         cause = CauseOf(Cause.COMMIT, "", span.hex_trace, span.hex_span)
         approximate = lease is not None and lease.approximate
-        if reason := refuse or _basis_refuses(lease, state):
+        if self._mode is Mode.DRAIN:
+            result = self._publisher.refuse("mode_drain")
+        elif reason := refuse or _basis_refuses(lease, state):
             result = self._publisher.refuse(reason)
             self._publisher.remember_refused(space_of(where, approximate=False), data, reason)
         else:
@@ -375,6 +382,16 @@ class CacheEngine:
             self._ring.request("kvcache.command", new_span(parent), parent, now_ns, now_ns, attributes)
         return self.observed()
 
+    def foresee(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """What `reconfigure` with this document would make leave if it came now (schedule/foresee.py). Changes nothing.
+
+        Raises `ConfigError` where `reconfigure` would.
+        """
+        wanted = parse_desired(changes, self.config)
+        rule = eviction_rule(wanted.eviction, prefill_flops(self.spec))
+        with self._ledger.lock:
+            return Foresight(self._ledger, wanted.caps, dict(wanted.namespace_caps), rule).look()
+
     def _apply(self, wanted: Desired) -> None:
         """Under the lock. What the new limits no longer allow leaves afterwards."""
         ledger, tier_bytes = self._ledger, self._tiers.gpu.total_bytes
@@ -385,6 +402,7 @@ class CacheEngine:
         kept_pages = min(tier_bytes, wanted.caps.gpu_bytes or tier_bytes) // page_bytes
         self._gate.set_rule(wanted.admission_rule, GHOST_MULTIPLE * kept_pages)
         self._room.set_checkpoint_budget(wanted.checkpoint_budget_ratio)
+        ledger.pins.set_budget(wanted.pin_budget_ratio)
         self._mode, self._mode_expires_ns = wanted.mode, wanted.mode_expires_ns
         self._codec = wanted.codec
         self._server.checkpoint_every_tokens = wanted.checkpoint_every_tokens
@@ -401,6 +419,7 @@ class CacheEngine:
             "codec": self._codec,
             "checkpoint_every_tokens": self._server.checkpoint_every_tokens,
             "checkpoint_budget_ratio": self._room.checkpoint_budget_ratio,
+            "pin_budget_ratio": self._ledger.pins.budget_ratio,
             "namespace_caps": {name: cap.document for name, cap in self._ledger.namespaces.shares.caps.items()},
             "admission_rule": self._gate.rule,
             "eviction": self._ledger.eviction.name,

@@ -169,6 +169,7 @@ def _view(command: Command) -> dict[str, Any]:
         "expires_at": command.expires_at.isoformat(),
         "traceparent": command.traceparent,
         "actor": command.actor,
+        "cancel": command.cancel_requested_at is not None,
     }
 
 

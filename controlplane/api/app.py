@@ -13,6 +13,8 @@ from starlette.concurrency import run_in_threadpool
 from controlplane.api import (
     agent_routes,
     alert_routes,
+    batch_routes,
+    desired_routes,
     diagnosis_routes,
     engine_routes,
     ingest_routes,
@@ -38,10 +40,10 @@ class Background(Protocol):
     def stop(self) -> None:
         """End; returns when nothing runs any more."""
 
-
     @property
     def leads(self) -> bool:
         """Whether it is this process that acts, where there are several."""
+
 
 def create_app(settings: Settings, store: Store, *, background: Background | None = None) -> FastAPI:
     """The API over one store. The caller owns the store and disposes it after the app has stopped."""
@@ -70,6 +72,8 @@ def create_app(settings: Settings, store: Store, *, background: Background | Non
         write_routes,
         metrics_routes,
         engine_routes,
+        batch_routes,
+        desired_routes,
         policy_routes,
         alert_routes,
         diagnosis_routes,

@@ -29,7 +29,7 @@ class PlaceBody(ReasonBody):
         }
     )
     group: str | None = Field(default=None, max_length=64)
-    labels: Labels = {}
+    labels: Labels = Field(default_factory=dict)
 
 
 class LabelBody(ReasonBody):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from controlplane.api.security import Operator, StoreOf
-from controlplane.steering import commands, desired, preview
+from controlplane.steering import commands, preview
 from controlplane.steering.deed import Deed
 from controlplane.steering.wakeups import WAKEUPS
 from controlplane.store.queries_steering import CommandView
@@ -26,12 +26,38 @@ class ReasonBody(BaseModel):
     reason: Reason
 
 
+EXAMPLE_SELECTOR: dict[str, JsonValue] = {"namespace": "tenant-a", "idle_s": 3600, "least_useful": 20}
+Selector = Annotated[
+    dict[str, Any] | None,
+    Field(
+        description="Which prefixes, instead of `arguments.prefix_ids`: labels, namespace, states, tier, idle_s, "
+        "pinned, least_useful, limit. Everything given must hold. Resolved when the command is stored."
+    ),
+]
+
+
 class CommandBody(ReasonBody):
     """A command for one engine."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "engine": "local",
+                    "kind": "evict",
+                    "selector": EXAMPLE_SELECTOR,
+                    "arguments": {"prefixes_per_s": 50},
+                    "idempotency_key": "clean-up-2026-01-31",
+                    "expires_s": 300,
+                    "reason": "tenant-a grew too big",
+                }
+            ]
+        }
+    )
     engine: str = Field(max_length=64)
     kind: str
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    selector: Selector = None
     idempotency_key: str | None = Field(default=None, min_length=8, max_length=128)
     expires_s: int = commands.DEFAULT_EXPIRY_SECONDS
 
@@ -39,35 +65,13 @@ class CommandBody(ReasonBody):
 class PreviewBody(BaseModel):
     """A command somebody thinks about."""
 
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"engine": "local", "kind": "evict", "selector": EXAMPLE_SELECTOR}]}
+    )
     engine: str
     kind: str
-    arguments: dict[str, Any] = {}
-
-
-class DesiredBody(ReasonBody):
-    """A change of desired state: of one engine, of a group, or (neither) of the fleet. A null removes a key."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"group": "canary", "changes": {"cap_prefixes": 500, "eviction": None}, "reason": "room for tenant-a"}
-            ]
-        }
-    )
-    engine: str | None = None
-    group: str | None = None
-    changes: dict[str, Any]
-    expect_revision: int | None = None
-
-
-class RollbackBody(ReasonBody):
-    """Back to what an earlier revision said. 0 is before the first, of the engine, group or (neither) fleet named."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [{"revision": 12, "reason": "the hit rate fell"}]})
-    revision: int = Field(ge=0)
-    engine: str | None = None
-    group: str | None = None
-    expect_revision: int | None = None
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    selector: Selector = None
 
 
 @router.post("/v1/commands", status_code=201)
@@ -77,6 +81,7 @@ def submit_command(body: CommandBody, store: StoreOf, who: Operator, traceparent
         engine_id=body.engine,
         kind=body.kind,
         arguments=body.arguments,
+        selector=body.selector,
         idempotency_key=body.idempotency_key,
         expires_seconds=body.expires_s,
     )
@@ -91,51 +96,16 @@ def submit_command(body: CommandBody, store: StoreOf, who: Operator, traceparent
 def preview_command(body: PreviewBody, store: StoreOf, _who: Operator) -> preview.BlastRadius:
     """The blast radius of a command; nothing is changed."""
     with store.read() as session:
-        return preview.preview(session, body.engine, body.kind, body.arguments)
+        return preview.preview(session, body.engine, body.kind, body.arguments, body.selector)
 
 
 @router.post("/v1/commands/{command_id}/cancel")
 def cancel_command(
     command_id: str, body: ReasonBody, store: StoreOf, who: Operator, traceparent: Traceparent = None
 ) -> CommandView:
-    """Stop a command that no engine has taken yet."""
+    """Stop a command: at once if no engine has taken it, else at its next step; see `cancel_requested_at`."""
     with store.write() as session:
         deed = Deed(principal=who, reason=body.reason, traceparent=traceparent)
-        return view(CommandView, commands.cancel(session, deed, command_id))
-
-
-@router.post("/v1/desired")
-def revise_desired(
-    body: DesiredBody, store: StoreOf, who: Operator, traceparent: Traceparent = None
-) -> desired.Revised:
-    """Change caps, mode or knobs; a new revision."""
-    with store.write() as session:
-        revised = desired.revise(
-            session,
-            Deed(principal=who, reason=body.reason, traceparent=traceparent),
-            engine_id=body.engine,
-            group=body.group,
-            changes=body.changes,
-            expect_revision=body.expect_revision,
-        )
-    WAKEUPS.notify(body.engine)
-    return revised
-
-
-@router.post("/v1/desired/rollback")
-def rollback_desired(
-    body: RollbackBody, store: StoreOf, who: Operator, traceparent: Traceparent = None
-) -> desired.Revised:
-    """Make an earlier revision's document the newest again."""
-    with store.write() as session:
-        deed = Deed(principal=who, reason=body.reason, traceparent=traceparent)
-        scope = desired.Scope(engine_id=body.engine, group=body.group)
-        revised = desired.rollback(
-            session,
-            deed,
-            revision=body.revision,
-            scope=None if scope == desired.FLEET else scope,
-            expect_revision=body.expect_revision,
-        )
-    WAKEUPS.notify(None)
-    return revised
+        command = view(CommandView, commands.cancel(session, deed, command_id))
+    WAKEUPS.notify(command.engine_id)
+    return command

@@ -44,6 +44,7 @@ class AgentOptions:
     tick_seconds: float = 1.0
     first_backoff_seconds: float = 0.5
     longest_backoff_seconds: float = 15.0
+    group: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -93,13 +94,17 @@ class Agent:
             thread.start()
 
     def stop(self, timeout_seconds: float = 3.0) -> None:
-        """Ends the threads, after one more try to post what became of commands. Returns within about the timeout."""
+        """Ends the threads, after one more try to post what became of commands, and says goodbye: an engine that
+        stops on purpose is not missed. Returns within about the timeout."""
         self._stopping.set()
         self._worker.stop()
         self._report_now.set()
         for thread in self._threads:
             if not thread.name.endswith("-poll"):  # it may sit in a long poll, and holds nothing that matters
                 thread.join(timeout_seconds / 3)
+        if self._registered:  # else nobody listens, and a wait would be for nothing
+            with suppress(CallFailed):
+                self._client.goodbye(self._engine.boot_id)
         self._client.close()
 
     @property
@@ -156,12 +161,15 @@ class Agent:
                     "model": self._engine.spec.name,
                     "fingerprint": self._engine.spec.fingerprint,
                     "page_tokens": self._engine.spec.page_tokens,
+                    "group": self._options.group,
                     "labels": dict(self._options.labels),
                     "observed": self._observed(),
                 }
             )
             self._worker.note_epoch(answer["epoch"])
-            if answer["desired_revision"] != self._seen_revision or self._refusal is not None:
+            # The same revision may stand for another document: an engine that comes back may be in another group.
+            other = answer["desired"] != (self._keepsake.kept.desired or {})
+            if other or answer["desired_revision"] != self._seen_revision or self._refusal is not None:
                 self._take_desired(answer["desired"], answer["desired_revision"])
             self._registered = True
 

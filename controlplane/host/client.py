@@ -52,6 +52,10 @@ class AgentClient:
         query = {"after_revision": after_revision, "wait_s": wait_seconds}
         return self._call("GET", "/poll", params=query, timeout=timeout)
 
+    def goodbye(self, boot_id: str) -> dict[str, Any]:
+        """Says that this boot stops on purpose."""
+        return self._call("POST", "/goodbye", json={"boot_id": boot_id}, timeout=1.0)
+
     def outcome(self, command_id: str, said: Mapping[str, Any]) -> dict[str, Any]:
         """Reports progress or the end of a command."""
         return self._call("POST", f"/commands/{command_id}/outcome", json=said)

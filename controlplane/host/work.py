@@ -16,7 +16,7 @@ from engine.errors import EngineError
 log = logging.getLogger(__name__)
 
 MOST_QUEUED = 256  # what does not fit is handed out again by the control plane 15 seconds later
-STATUSES = frozenset({"succeeded", "failed", "refused", "expired"})
+STATUSES = frozenset({"succeeded", "failed", "refused", "expired", "cancelled"})
 
 
 class CommandWorker:
@@ -26,20 +26,29 @@ class CommandWorker:
         self._engine = engine
         self._keepsake = keepsake
         self._on_report = on_report  # called, without the lock, when there is something new to post
-        self._lock = threading.Lock()  # guards the three below and the keepsake
+        self._lock = threading.Lock()  # guards what is below and the keepsake
         self._taken: set[str] = set()
+        self._unwanted: set[str] = set()  # taken, and cancelled since; read without the lock by the command that runs
         self._progress: dict[str, dict[str, Any]] = {}
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.internal_errors = 0
 
     def accept(self, command: dict[str, Any]) -> None:
-        """Takes a command to run, or answers it at once when its outcome is known or its epoch is an old leader's."""
+        """Takes a command to run, or answers it at once when its outcome is known or its epoch is an old leader's.
+
+        One that is handed out again because it was cancelled stops at its next step, or before its first.
+        """
         with self._lock:
             command_id = command["id"]
             known = self._keepsake.kept.outcomes.get(command_id)
             if known is not None:
                 if command_id not in self._keepsake.kept.unposted:
                     self._keepsake.remember_outcome(command_id, known)
+            elif command.get("cancel"):
+                self._unwanted.add(command_id)
+                if command_id not in self._taken:
+                    reason = "cancelled before the engine came to it"
+                    self._keepsake.remember_outcome(command_id, _report("cancelled", {"reason": reason}))
             elif command["epoch"] < self._keepsake.kept.epoch:
                 reason = f"epoch {command['epoch']} is older than {self._keepsake.kept.epoch}, the newest seen"
                 self._keepsake.remember_outcome(command_id, _report("refused", {"code": "fenced", "reason": reason}))
@@ -74,6 +83,7 @@ class CommandWorker:
             report = self._run(command)
             with self._lock:
                 self._taken.discard(command["id"])
+                self._unwanted.discard(command["id"])
                 self._progress.pop(command["id"], None)
                 self._keepsake.remember_outcome(command["id"], report)
             self._on_report()
@@ -88,6 +98,8 @@ class CommandWorker:
         expires_at = dt.datetime.fromisoformat(command["expires_at"])
         if expires_at <= dt.datetime.now(dt.UTC):
             return _report("expired", {"reason": "expired before the engine came to it"})
+        if command["id"] in self._unwanted:
+            return _report("cancelled", {"reason": "cancelled before the engine came to it"})
         self._note_progress(command["id"], {})
         try:
             return self._execute(command, expires_at)
@@ -109,6 +121,7 @@ class CommandWorker:
             expires_at_unix_s=expires_at.timestamp(),
             traceparent=command["traceparent"],
             actor=command["actor"],
+            cancelled=lambda: command["id"] in self._unwanted,
         )
         done = self._engine.execute(request, lambda progress: self._note_progress(command["id"], progress))
         if done.status not in STATUSES:

@@ -49,29 +49,84 @@ def _amount(most: int) -> Check:
     return check
 
 
+def _document(value: Any) -> str | None:
+    return None if isinstance(value, dict) else "must be a document of desired state"
+
+
+def _one_of(*words: str) -> Check:
+    def check(value: Any) -> str | None:
+        return None if value in words else f"must be one of {', '.join(words)}"
+
+    return check
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of command: the arguments it needs, and those it may have with their defaults (None: left out)."""
+    """One kind of command: the arguments it needs, and those it may have with their defaults (None: left out).
+
+    `acts_on` are the states whose prefixes a selector may choose for it; None: it acts on no single prefixes.
+    """
 
     required: Mapping[str, Check]
     optional: Mapping[str, tuple[Check, Any]]
+    acts_on: frozenset[str] | None = None
 
+    @property
+    def takes_prefixes(self) -> bool:
+        """Whether prefixes can be selected for it."""
+        return self.acts_on is not None
+
+
+ON_GPU = frozenset({"FULL", "COMPRESSED", "PARTIAL_OFFLOAD"})
+HELD = ON_GPU | {"APPROXIMATE", "QUARANTINED", "FULL_RESTORE"}
+SEEN: Mapping[str, tuple[Check, Any]] = {"expect_versions": (_versions, None)}
+# The pace of bulk work; left out: the engine's own (EngineConfig.bulk_prefixes_per_s, bulk_bytes_per_s).
+PACE: Mapping[str, tuple[Check, Any]] = {
+    "prefixes_per_s": (_amount(1_000_000), None),
+    "bytes_per_s": (_amount(1 << 40), None),
+}
 
 KINDS: Mapping[str, Kind] = {
     "evict": Kind(
         required={"prefix_ids": _prefix_ids},
-        optional={"expect_versions": (_versions, None), "descendants": (_flag, False)},
+        optional={**SEEN, "descendants": (_flag, False), **PACE},
+        acts_on=HELD,
     ),
-    "warm": Kind(required={"prefix_ids": _prefix_ids}, optional={"max_bytes": (_amount(1 << 50), 1 << 30)}),
-    "pin": Kind(required={"prefix_ids": _prefix_ids}, optional={"ttl_s": (_amount(30 * DAY_SECONDS), 3600)}),
-    "unpin": Kind(required={"prefix_ids": _prefix_ids}, optional={}),
-    "compress": Kind(required={"prefix_ids": _prefix_ids}, optional={"codec": (_word, None)}),
-    "offload": Kind(required={"prefix_ids": _prefix_ids, "tier": _tier}, optional={}),
-    "restore": Kind(required={"prefix_ids": _prefix_ids}, optional={}),
+    "warm": Kind(
+        required={"prefix_ids": _prefix_ids},
+        optional={"max_bytes": (_amount(1 << 50), 1 << 30), **SEEN, **PACE},
+        acts_on=frozenset({"PARTIAL_OFFLOAD"}),
+    ),
+    "pin": Kind(
+        required={"prefix_ids": _prefix_ids},
+        optional={"ttl_s": (_amount(30 * DAY_SECONDS), 3600), **SEEN},
+        acts_on=ON_GPU | {"APPROXIMATE"},
+    ),
+    "unpin": Kind(required={"prefix_ids": _prefix_ids}, optional=SEEN, acts_on=HELD),
+    "compress": Kind(
+        required={"prefix_ids": _prefix_ids},
+        optional={"codec": (_word, None), **SEEN, **PACE},
+        acts_on=frozenset({"FULL"}),
+    ),
+    "offload": Kind(required={"prefix_ids": _prefix_ids, "tier": _tier}, optional={**SEEN, **PACE}, acts_on=ON_GPU),
+    "restore": Kind(
+        required={"prefix_ids": _prefix_ids}, optional={**SEEN, **PACE}, acts_on=frozenset({"PARTIAL_OFFLOAD"})
+    ),
     "compact": Kind(required={}, optional={"max_pages": (_amount(1 << 32), 4096)}),
     "scrub": Kind(
         required={}, optional={"max_bytes": (_amount(1 << 50), 1 << 30), "bytes_per_s": (_amount(1 << 40), None)}
     ),
+    "drain": Kind(
+        required={},
+        optional={
+            "then": (_one_of("keep", "offload", "evict"), "keep"),
+            "tier": (_tier, None),
+            "wait_s": (_amount(3600), 60),
+            "hold_s": (_amount(7 * DAY_SECONDS), 3600),
+            **PACE,
+        },
+    ),
+    "foresee": Kind(required={"document": _document}, optional={}),
 }
 
 

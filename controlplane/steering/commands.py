@@ -1,5 +1,7 @@
 """The one write door for commands: submit, deliver, progress, outcome, cancel, expire.
 
+A command for many engines is one command an engine (`batches.py`), each of which comes through here.
+
 Delivery is at least once, and execution at most once an agent's life: a command that was handed out and not heard of
 is handed out again, and the agent knows what it has run. Every kind is idempotent, so a crash in between is harmless.
 """
@@ -17,40 +19,58 @@ from sqlalchemy.orm import Session
 
 from controlplane.auth import Role
 from controlplane.errors import BadRequest, Conflict, NotFound
+from controlplane.steering import desired, selectors
 from controlplane.steering.command_kinds import check_arguments
+from controlplane.steering.command_states import (
+    CANCELLED,
+    DELIVERED,
+    EXPIRED,
+    LIVE,
+    PENDING,
+    REPORTABLE,
+    RUNNING,
+    SUCCEEDED,
+    TERMINAL,
+    move,
+)
 from controlplane.steering.deed import Deed
 from controlplane.steering.leader import newest_epoch
 from controlplane.store.models import Command, Engine, Prefix
 
-PENDING, DELIVERED, RUNNING = "pending", "delivered", "running"
-SUCCEEDED, FAILED, REFUSED, EXPIRED, CANCELLED = "succeeded", "failed", "refused", "expired", "cancelled"
-
-# The state table. An `expired` that the sweep wrote is a guess about a silent engine; the engine's own report is a
-# fact, so it may still replace the guess (outcome then carries `late: true`). Everything else at the end is final.
-TRANSITIONS: Mapping[str, frozenset[str]] = {
-    PENDING: frozenset({DELIVERED, CANCELLED, EXPIRED}),
-    DELIVERED: frozenset({RUNNING, SUCCEEDED, FAILED, REFUSED, EXPIRED}),
-    RUNNING: frozenset({RUNNING, SUCCEEDED, FAILED, REFUSED, EXPIRED}),
-    EXPIRED: frozenset({SUCCEEDED, FAILED, REFUSED}),
-    SUCCEEDED: frozenset(),
-    FAILED: frozenset(),
-    REFUSED: frozenset(),
-    CANCELLED: frozenset(),
-}
-LIVE = (PENDING, DELIVERED, RUNNING)
-TERMINAL = frozenset(TRANSITIONS) - frozenset(LIVE)
-REPORTABLE = frozenset({RUNNING, SUCCEEDED, FAILED, REFUSED, EXPIRED})
+__all__ = [
+    "DEFAULT_EXPIRY_SECONDS",
+    "LIVE",
+    "PENDING",
+    "SILENT_AFTER",
+    "SUCCEEDED",
+    "TERMINAL",
+    "Asked",
+    "Draft",
+    "Report",
+    "ask_to_foresee",
+    "cancel",
+    "count_waiting",
+    "expire_overdue",
+    "get",
+    "report",
+    "submit",
+    "take_waiting",
+]
 
 DEFAULT_EXPIRY_SECONDS = 300
 LONGEST_EXPIRY_SECONDS = 86_400
 REDELIVER_AFTER = dt.timedelta(seconds=15)
 SILENT_AFTER = dt.timedelta(seconds=60)  # an engine not heard of for this long cannot be waited for
 MOST_DELIVERED_AT_ONCE = 32
+FORESEE_SECONDS = 30  # what would leave is asked for now; an answer after that would be about another moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A command as its issuer asks for it. `epoch` None: the newest leadership's (people are not fenced out)."""
+    """A command as its issuer asks for it. `epoch` None: the newest leadership's (people are not fenced out).
+
+    `selector` says in words which prefixes are meant, instead of `prefix_ids`; it is resolved as the command is stored.
+    """
 
     engine_id: str
     kind: str
@@ -58,6 +78,8 @@ class Draft:
     idempotency_key: str | None = None
     expires_seconds: int = DEFAULT_EXPIRY_SECONDS
     epoch: int | None = None
+    selector: Mapping[str, Any] | None = None
+    batch_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,19 +98,24 @@ def submit(session: Session, deed: Deed, draft: Draft) -> Command:
     another command, or a prefix has moved past the version the operator saw).
     """
     deed.must_be(Role.OPERATOR)
-    arguments = check_arguments(draft.kind, draft.arguments)
     if not 1 <= draft.expires_seconds <= LONGEST_EXPIRY_SECONDS:
         raise BadRequest(
             "expiry_invalid",
             f"expires_s must be 1 to {LONGEST_EXPIRY_SECONDS} seconds, got {draft.expires_seconds}.",
             f"Leave it out for {DEFAULT_EXPIRY_SECONDS} seconds.",
         )
-    if draft.idempotency_key and (standing := _same_key(session, draft, arguments)):
+    if draft.idempotency_key and (standing := _same_key(session, draft)):
         return standing
-    if session.get(Engine, draft.engine_id) is None:
-        raise NotFound(
-            "engine_unknown", f"No engine {draft.engine_id!r} has ever registered.", "`kvdeck status` lists them."
+    engine = desired.require_engine(session, draft.engine_id)
+    if engine.left_at is not None:
+        raise Conflict(
+            "engine_left",
+            f"Engine {engine.id} said goodbye at {engine.left_at:%Y-%m-%d %H:%M:%S} UTC; nobody would run this.",
+            "Send it when the engine is back.",
         )
+    arguments, selection = selectors.complete(
+        session, draft.engine_id, draft.kind, draft.arguments, draft.selector, deed.now
+    )
     _check_versions(session, draft.engine_id, arguments.get("expect_versions", {}))
     command = Command(
         id=str(uuid.uuid4()),
@@ -105,18 +132,61 @@ def submit(session: Session, deed: Deed, draft: Draft) -> Command:
         created_at=deed.now,
         expires_at=deed.now + dt.timedelta(seconds=draft.expires_seconds),
         traceparent=deed.traceparent if deed.trace_id else None,
+        batch_id=draft.batch_id,
+        selection=selection,
     )
     session.add(command)
     session.flush()
-    deed.record(session, draft.kind, draft.engine_id, after={"command": command.id, "arguments": arguments})
+    if draft.kind == "drain":
+        _hold_drain(session, deed, draft.engine_id, arguments)
+    after = {"command": command.id, "arguments": arguments} | ({"selection": selection} if selection else {})
+    deed.record(session, draft.kind, draft.engine_id, after=after)
     return command
 
 
-def _same_key(session: Session, draft: Draft, arguments: Mapping[str, Any]) -> Command | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Whether an engine was asked something: by which command, or why not."""
+
+    command_id: str | None = None
+    why_not: str | None = None
+
+
+def ask_to_foresee(session: Session, deed: Deed, documents: Mapping[str, Mapping[str, Any]]) -> dict[str, Asked]:
+    """Asks each engine what its document would evict; one that is silent or left is not asked."""
+    asked = {}
+    for engine_id, document in documents.items():
+        engine = desired.require_engine(session, engine_id)
+        draft = Draft(
+            engine_id=engine_id,
+            kind="foresee",
+            arguments={"document": dict(document)},
+            expires_seconds=FORESEE_SECONDS,
+        )
+        if engine.left_at is not None:
+            asked[engine_id] = Asked(why_not="left")
+        elif engine.last_seen_at <= deed.now - SILENT_AFTER:
+            asked[engine_id] = Asked(why_not=f"silent for {(deed.now - engine.last_seen_at).total_seconds():.0f} s")
+        else:
+            asked[engine_id] = Asked(command_id=submit(session, deed, draft).id)
+    return asked
+
+
+def _hold_drain(session: Session, deed: Deed, engine_id: str, arguments: Mapping[str, Any]) -> None:
+    """The mode comes first: the agent applies desired state before it runs what came with it."""
+    until = deed.now + dt.timedelta(seconds=arguments["hold_s"])
+    changes = {"mode": "drain", "mode_expires_at": until.isoformat()}
+    desired.revise(session, deed, engine_id=engine_id, changes=changes)
+
+
+def _same_key(session: Session, draft: Draft) -> Command | None:
     standing = session.scalars(select(Command).where(Command.idempotency_key == draft.idempotency_key)).first()
     if standing is None:
         return None
-    same = (standing.engine_id, standing.kind, standing.arguments) == (draft.engine_id, draft.kind, dict(arguments))
+    asked = standing.selection["selector"] if standing.selection else None
+    same = (standing.engine_id, standing.kind, asked) == (draft.engine_id, draft.kind, draft.selector)
+    if same and draft.selector is None:  # what a selector found may differ by now; what was asked for is the same
+        same = standing.arguments == check_arguments(draft.kind, draft.arguments)
     if not same:
         raise Conflict(
             "idempotency_key_used",
@@ -152,26 +222,14 @@ def get(session: Session, command_id: str) -> Command:
     return command
 
 
-def move(command: Command, status: str, now: dt.datetime) -> None:
-    """Moves a command along an edge of the table. Raises Conflict, and changes nothing, where there is none."""
-    if status not in TRANSITIONS[command.status]:
-        raise Conflict(
-            "command_state",
-            f"Command {command.id} is {command.status} and cannot become {status}.",
-            "It can no longer be stopped: wait for its outcome." if command.status in LIVE else "It is over.",
-        )
-    command.status = status
-    if status == DELIVERED:
-        command.delivered_at = now
-    if status in TERMINAL:
-        command.finished_at = now
-
-
 def _due(engine_id: str, now: dt.datetime) -> Any:
-    unheard = Command.status.in_((DELIVERED, RUNNING)) & (Command.delivered_at <= now - REDELIVER_AFTER)
+    taken = Command.status.in_((DELIVERED, RUNNING))
+    unheard = taken & (Command.delivered_at <= now - REDELIVER_AFTER)
+    unwanted = taken & (Command.delivered_at <= Command.cancel_requested_at)  # since it was handed out
+    in_time = Command.expires_at > now
     return (
         select(Command)
-        .where(Command.engine_id == engine_id, Command.expires_at > now, or_(Command.status == PENDING, unheard))
+        .where(Command.engine_id == engine_id, or_(in_time & (Command.status == PENDING), in_time & unheard, unwanted))
         .order_by(Command.created_at, Command.id)
         .limit(MOST_DELIVERED_AT_ONCE)
     )
@@ -186,7 +244,7 @@ def take_waiting(session: Session, engine_id: str, now: dt.datetime) -> Sequence
     """The commands this engine should have, oldest first; pending ones become delivered.
 
     A delivered or running one that is unheard of for 15 seconds is handed out again: its answer, or the agent, was
-    lost. `delivered_at` is the newest delivery.
+    lost. One that somebody wants cancelled is handed out again to say so. `delivered_at` is the newest delivery.
     """
     commands: Sequence[Command] = session.scalars(_due(engine_id, now)).all()
     for command in commands:
@@ -220,8 +278,8 @@ def report(session: Session, engine_id: str, command_id: str, said: Report, now:
 
 def _note_pins(session: Session, command: Command) -> None:
     """A pin is no transition, so no span will say it: the outcome does. The next transition says it again."""
-    if command.kind not in ("pin", "unpin") or command.status != "succeeded":
-        return
+    if command.kind not in ("pin", "unpin") or command.status != SUCCEEDED:
+        return  # of a cancelled one, some are and it is not said which: the next transition or snapshot says it
     refused = {item["prefix_id"] for item in command.outcome.get("refused", ())}
     ids = [prefix_id for prefix_id in command.arguments.get("prefix_ids", ()) if prefix_id not in refused]
     session.execute(
@@ -232,12 +290,22 @@ def _note_pins(session: Session, command: Command) -> None:
 
 
 def cancel(session: Session, deed: Deed, command_id: str) -> Command:
-    """Cancels a command that no engine has taken yet. Raises Conflict when it is too late."""
+    """Cancels a command: at once while no engine has taken it, else the engine is told and stops at its next step.
+
+    Raises Conflict for one that is over. Asking twice is asking once.
+    """
     deed.must_be(Role.OPERATOR)
     command = get(session, command_id)
+    before = {"status": command.status}
+    if command.status in (DELIVERED, RUNNING):
+        if command.cancel_requested_at is None:
+            command.cancel_requested_at = deed.now
+            deed.record(session, "cancel", command.id, before=before, after={"cancel_requested": True})
+        return command
     move(command, CANCELLED, deed.now)
+    command.cancel_requested_at = deed.now
     command.outcome = {"reason": "cancelled", "by": deed.principal.name}
-    deed.record(session, "cancel", command.id, before={"status": PENDING}, after={"status": CANCELLED})
+    deed.record(session, "cancel", command.id, before=before, after={"status": CANCELLED})
     return command
 
 
@@ -249,9 +317,10 @@ def expire_overdue(session: Session, now: dt.datetime) -> list[Command]:
     expired = []
     for command in overdue:
         engine = session.get(Engine, command.engine_id)
-        silent = engine is None or engine.last_seen_at <= now - SILENT_AFTER
+        left = engine is not None and engine.left_at is not None
+        silent = engine is None or left or engine.last_seen_at <= now - SILENT_AFTER
         if command.status == PENDING or silent:
-            reason = "engine_silent" if silent else "not_taken_in_time"
+            reason = "engine_left" if left else "engine_silent" if silent else "not_taken_in_time"
             move(command, EXPIRED, now)
             command.outcome = {"reason": reason}
             expired.append(command)

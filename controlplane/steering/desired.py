@@ -159,8 +159,8 @@ def rollback(
     """Appends the document of an earlier revision as a new one; revision 0 is the empty one from before the first.
 
     `scope` is needed for revision 0 alone (None: the fleet's); another revision has its own. A hold on the mode that
-    has passed meanwhile is not brought back. Raises NotFound for a revision that never was, BadRequest for one of another
-    scope, or that today's limits refuse, and Conflict as `revise` does.
+    has passed meanwhile is not brought back. Raises NotFound for a revision that never was, BadRequest for one of
+    another scope, or that today's limits refuse, and Conflict as `revise` does.
     """
     deed.must_be(Role.OPERATOR)
     whose, document = earlier(session, revision, scope, deed.now)

@@ -156,7 +156,7 @@ def list_prefixes(
     """Prefixes that match, in one of ORDERS. Without `states`: all but the evicted ones.
 
     `search` matches the start of a prefix id or any part of a namespace, `id_start` only the former. `limit` is held to
-    1,000; `label` is a name with its value, or None for any. Raises BadRequest for an order or a state there is none of.
+    1,000; `label` is a name with its value, or None for any. Raises BadRequest for an order or a state that is none.
     """
     if order not in ORDERS:
         raise BadRequest("order_unknown", f"There is no order {order!r}.", f"Orders: {', '.join(ORDERS)}.")

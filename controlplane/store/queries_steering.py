@@ -11,16 +11,17 @@ from sqlalchemy import String, cast, or_, select
 from sqlalchemy.orm import Session
 
 from controlplane.errors import NotFound
-from controlplane.store.models import Alert, Audit, Command, DesiredState, Policy, PolicyRun
+from controlplane.store.models import Alert, Audit, Command, DesiredState, Engine, Policy, PolicyRun
 from controlplane.store.query_types import TimeRange, inside, of_engine, view
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredView:
-    """One revision of desired state. `engine_id` None: for every engine."""
+    """One revision of desired state: of one engine, of a group, or (neither) of the fleet."""
 
     revision: int
     engine_id: str | None
+    group_name: str | None
     document: dict[str, Any]
     actor: str
     reason: str
@@ -46,6 +47,9 @@ class CommandView:
     delivered_at: dt.datetime | None
     finished_at: dt.datetime | None
     traceparent: str | None
+    batch_id: str | None = None
+    selection: dict[str, Any] | None = None
+    cancel_requested_at: dt.datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,15 +127,25 @@ class AuditView:
     trace_id: str | None
 
 
-def list_desired(session: Session, engine_id: str | None = None, *, limit: int = 100) -> list[DesiredView]:
-    """Revisions, newest first; of one engine: its own and those for every engine."""
-    conditions = () if engine_id is None else (_applies_to(engine_id),)
+def list_desired(
+    session: Session, engine_id: str | None = None, *, group: str | None = None, limit: int = 100
+) -> list[DesiredView]:
+    """Revisions, newest first; of one engine or group: its own and those that reach it."""
+    conditions = [] if engine_id is None else [_applies_to(session, engine_id)]
+    if group is not None:
+        conditions.append(_FLEET | (DesiredState.group_name == group))
     query = select(DesiredState).where(*conditions).order_by(DesiredState.revision.desc()).limit(limit)
     return [view(DesiredView, row) for row in session.scalars(query)]
 
 
 def list_commands(
-    session: Session, engine_id: str | None = None, *, statuses: Sequence[str] = (), kind: str = "", limit: int = 100
+    session: Session,
+    engine_id: str | None = None,
+    *,
+    statuses: Sequence[str] = (),
+    kind: str = "",
+    batch_id: str = "",
+    limit: int = 100,
 ) -> list[CommandView]:
     """Commands, newest first."""
     conditions = list(of_engine(Command.engine_id, engine_id))
@@ -139,6 +153,8 @@ def list_commands(
         conditions.append(Command.status.in_(statuses))
     if kind:
         conditions.append(Command.kind == kind)
+    if batch_id:
+        conditions.append(Command.batch_id == batch_id)
     query = select(Command).where(*conditions).order_by(Command.created_at.desc(), Command.id).limit(limit)
     return [view(CommandView, row) for row in session.scalars(query)]
 
@@ -207,5 +223,11 @@ def list_audit(
     return [view(AuditView, row) for row in session.scalars(query)]
 
 
-def _applies_to(engine_id: str) -> Any:
-    return or_(DesiredState.engine_id.is_(None), DesiredState.engine_id == engine_id)
+_FLEET = DesiredState.engine_id.is_(None) & DesiredState.group_name.is_(None)
+
+
+def _applies_to(session: Session, engine_id: str) -> Any:
+    engine = session.get(Engine, engine_id)
+    group = engine.group_name if engine is not None else ""
+    reaching = [_FLEET, DesiredState.engine_id == engine_id]
+    return or_(*reaching, *([DesiredState.group_name == group] if group else []))

@@ -25,9 +25,10 @@ class Caps:
     def __post_init__(self) -> None:
         for name in ("prefixes", "gpu_bytes", "host_bytes", "disk_bytes"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            least = 0 if name in ("host_bytes", "disk_bytes") else 1  # a tier below can be closed
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
                 raise ConfigError(
-                    f"cap_{name} is {value!r}; it must be a whole number of at least 1, or null for no cap"
+                    f"cap_{name} is {value!r}; it must be a whole number of at least {least}, or null for no cap"
                 )
 
 

@@ -15,9 +15,15 @@ class PinBooks:
     """
 
     def __init__(self, tier_bytes: int, budget_ratio: float) -> None:
-        self.budget_bytes = int(tier_bytes * budget_ratio)
+        self._tier_bytes = tier_bytes
+        self.set_budget(budget_ratio)
         self.held_bytes = 0
         self._records: dict[PrefixRecord, int] = {}
+
+    def set_budget(self, ratio: float) -> None:
+        """The share of the GPU tier that pins may hold, from now on. What is pinned already stays so."""
+        self.budget_ratio = ratio
+        self.budget_bytes = int(self._tier_bytes * ratio)
 
     def __len__(self) -> int:
         return len(self._records)

@@ -44,6 +44,7 @@ GAP_REASONS = {
     "mode_resident_only": "the mode forbids restores",
     "mode_full_only": "the mode forbids coded KV and approximate state",
     "mode_bypass": "the mode forbids any reuse",
+    "mode_drain": "the engine is being drained: no reuse and no commits",
     "weights_changed": "the caller's model is not the one whose state is kept",
     "load_failed": "the caller could not load what it was granted, and computes it",
 }

@@ -30,6 +30,7 @@ REFUSALS = {
     "other_lineage": "the tree has pages of another run of these tokens, and they are leased, pinned or being copied",
     "lossy_basis": "it was computed from history that was coded with loss",
     "approximate_needs_whole_state": "it was computed on an approximate basis, and its state does not start at token 0",
+    "mode_drain": "the engine is being drained: it keeps nothing new",
     "weights_changed": "the caller's model is not the one whose state is kept",
     "second_touch": "no other request has brought these pages yet, and the admission rule asks for two",
     "past_first_pages": "the admission rule keeps the first pages of a prompt only, and these are past them",

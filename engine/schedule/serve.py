@@ -26,6 +26,7 @@ from engine.schedule.validation import Boundary, Verdict
 from engine.telemetry.ring import SpanContext, new_span
 
 _ATTEMPTS = 4
+NO_REUSE = (Mode.BYPASS, Mode.DRAIN)
 """Rounds of plan and restore in one acquire; each later one has less deadline left."""
 
 
@@ -132,8 +133,8 @@ class Server:
 
     def _outlook(self, request: _Request, *, last: bool) -> Outlook:
         match = self._ledger.index.match(request.namespace, request.tokens)
-        if request.mode is Mode.BYPASS or request.refuse:
-            return Outlook(match, match.pages * self._page_tokens, [], [], request.refuse or "mode_bypass")
+        if request.mode in NO_REUSE or request.refuse:
+            return Outlook(match, match.pages * self._page_tokens, [], [], request.refuse or f"mode_{request.mode}")
         left_ns = 0 if last else max(0, request.deadline_ns - self._ledger.clock.monotonic_ns())
         left_s = left_ns / NS_PER_S
         if request.approximate:
@@ -233,7 +234,7 @@ class Server:
         usable = boundary.tokens if boundary is not None else 0
         lcp = max(lcp, usable)
         outcome = "miss" if not usable else ("hit" if usable == lcp else "partial")
-        if request.mode is Mode.BYPASS:
+        if request.mode in NO_REUSE:
             outcome = "bypass"
         gap = "none" if usable == lcp and lcp else ("new_content" if not lcp else request.reason or "no_checkpoint")
         lost = self._lost(request, outlook.match, lcp, usable)

@@ -114,6 +114,8 @@ class SmallEngine:
         self.executed.append(request)
         progress({"done": 0})
         assert self.hold.wait(PATIENCE_SECONDS)
+        if request.cancelled():
+            return Outcome("cancelled", {"reason": "cancelled"})
         if request.kind == "evict":
             return self._evict(request.arguments)
         if request.kind == "scrub":

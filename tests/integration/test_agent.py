@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from databases import Database
 from sqlalchemy import select
-from steering_support import Deck, SmallEngine, prefix_id, running_agent, running_deck, wait_for
+from steering_support import ENGINE, Deck, SmallEngine, prefix_id, running_agent, running_deck, wait_for
 
 from controlplane.auth import Role
 from controlplane.clock import utc_now
@@ -113,10 +113,68 @@ def test_shows_progress_while_a_command_runs(deck: Deck) -> None:
             lambda: (c := client.command(command))["status"] == "running" and c["progress"] and c, "progress"
         )
         assert running["progress"] == {"done": 0}
-        with pytest.raises(Conflict, match="running"):
-            client.cancel(command, reason="too late")
         engine.hold.set()
         assert ended(deck, command)["status"] == "succeeded"
+        with pytest.raises(Conflict, match="is succeeded and cannot become cancelled"):
+            client.cancel(command, reason="too late")
+
+
+def test_a_running_command_is_cancelled_and_stops_where_the_engine_is(deck: Deck) -> None:
+    engine = SmallEngine()
+    engine.hold.clear()
+    with running_agent(deck.agent(engine)) as agent, deck.client() as client:
+        wait_for(lambda: registered(deck), "the engine")
+        running, queued = send(deck), send(deck)
+        wait_for(lambda: client.command(running)["status"] == "running", "the first to run")
+        wait_for(lambda: client.command(queued)["status"] == "delivered", "the second to wait in the agent")
+        for command in (running, queued):
+            asked = client.cancel(command, reason="not needed")
+            assert asked["cancel_requested_at"]
+            assert asked["status"] in ("running", "delivered")
+        wait_for(lambda: {running, queued} <= agent._worker._unwanted, "the agent to be told of both")
+        assert engine.executed[0].cancelled()
+        engine.hold.set()
+        assert ended(deck, running)["status"] == "cancelled"
+        assert ended(deck, queued)["outcome"]["reason"] == "cancelled before the engine came to it"
+        assert len(engine.executed) == 1
+        with pytest.raises(Conflict, match="is cancelled"):
+            client.cancel(running, reason="again")
+
+
+def test_a_command_cancelled_while_its_agent_was_away_is_never_run(deck: Deck) -> None:
+    engine = SmallEngine()
+    engine.hold.clear()
+    with running_agent(deck.agent(engine)), deck.client() as client:
+        wait_for(lambda: registered(deck), "the engine")
+        command = send(deck)
+        wait_for(lambda: client.command(command)["status"] == "running", "the command to run")
+    with deck.client() as client:
+        client.cancel(command, reason="its engine stopped")
+    engine.hold.set()
+    again = SmallEngine(boot_id="boot-2")
+    with running_agent(deck.agent(again, deck.folder / "another disk")):
+        assert ended(deck, command)["status"] in ("cancelled", "succeeded")
+    assert again.executed == []
+
+
+def test_an_engine_that_stops_says_goodbye_and_is_back_when_it_registers(deck: Deck) -> None:
+    with running_agent(deck.agent(SmallEngine())), deck.client() as client:
+        wait_for(lambda: registered(deck), "the engine")
+        assert client.engines()[0]["health"] == "live"
+    with deck.client() as client:
+        assert client.engines()[0]["health"] == "left"
+        with pytest.raises(Conflict, match="said goodbye"):
+            client.submit(ENGINE, "unpin", {"prefix_ids": [prefix_id(1)]}, reason="nobody is there")
+        with running_agent(deck.agent(SmallEngine(boot_id="boot-2"))):
+            wait_for(lambda: client.engines()[0]["health"] == "live", "the engine to be back")
+            with pytest.raises(Conflict, match=r"spoke \d+ s ago"):
+                client._post(f"/v1/engines/{ENGINE}/forget", {"reason": "too early"})
+        client._post(f"/v1/engines/{ENGINE}/forget", {"reason": "it is gone for good"})
+        assert client.engines() == []
+        with pytest.raises(NotFound, match="no engine 'engine-1'"):
+            client.submit(ENGINE, "unpin", {"prefix_ids": [prefix_id(1)]}, reason="nobody is there")
+        with running_agent(deck.agent(SmallEngine(boot_id="boot-3"))):
+            wait_for(lambda: client.engines(), "the engine to be listed again")
 
 
 def test_the_engine_keeps_its_last_settings_without_a_control_plane(deck: Deck) -> None:

@@ -19,10 +19,15 @@ class Pauses:
     def __init__(self, meanwhile=lambda: False):
         self.seconds: list[float] = []
         self.meanwhile = meanwhile
+        self._set = False
 
     def wait(self, seconds):
         self.seconds.append(seconds)
-        return self.meanwhile()
+        self._set = self.meanwhile()
+        return self._set
+
+    def is_set(self):
+        return self._set
 
     def set(self):
         pass

@@ -156,7 +156,7 @@ def test_preview_without_descendants_warns_of_them(deck: Deck) -> None:
         radius = client.preview(ENGINE, "evict", {"prefix_ids": [prefix_id(2)]})
         assert (radius["prefixes"], radius["own_tokens"], radius["warnings"]) == (1, 64, [])
         radius = client.preview(ENGINE, "evict", {"prefix_ids": [prefix_id(1)]})
-        assert "1 prefixes lie under" in radius["warnings"][0]
+        assert "1 prefix lies under" in radius["warnings"][0]
 
 
 def test_revisions_are_appended_and_rolled_back_as_new_ones(deck: Deck) -> None:

@@ -21,7 +21,16 @@ def generator() -> ModuleType:
     return module
 
 
-GENERATED = ["states.md", "errors.md", "validations.md", "settings.md", "commands.md", "faults.md", "telemetry.md"]
+GENERATED = [
+    "states.md",
+    "command-states.md",
+    "errors.md",
+    "validations.md",
+    "settings.md",
+    "commands.md",
+    "faults.md",
+    "telemetry.md",
+]
 
 
 @pytest.mark.parametrize("name", GENERATED)

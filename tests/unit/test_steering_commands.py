@@ -9,7 +9,7 @@ import pytest
 
 from controlplane.errors import BadRequest, Conflict
 from controlplane.steering.command_kinds import KINDS, check_arguments
-from controlplane.steering.commands import LIVE, TERMINAL, TRANSITIONS, move
+from controlplane.steering.command_states import LIVE, MEANINGS, TERMINAL, TRANSITIONS, move
 from controlplane.store.models import Command
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -43,13 +43,18 @@ def test_the_table_knows_every_status_and_only_those() -> None:
     assert named == {*LIVE, *TERMINAL}
 
 
-def test_a_taken_command_can_no_longer_be_cancelled() -> None:
-    assert [status for status in TRANSITIONS if "cancelled" in TRANSITIONS[status]] == ["pending"]
+def test_what_is_not_over_can_be_cancelled_and_what_the_sweep_guessed_is_not_final() -> None:
+    cancellable = [status for status in TRANSITIONS if "cancelled" in TRANSITIONS[status]]
+    assert cancellable == [*LIVE, "expired"]
+
+
+def test_every_status_has_its_meaning() -> None:
+    assert MEANINGS.keys() == TRANSITIONS.keys()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_takes_its_required_arguments_alone(kind: str) -> None:
-    values: dict[str, Any] = {"prefix_ids": [PREFIX], "tier": "disk"}
+    values: dict[str, Any] = {"prefix_ids": [PREFIX], "tier": "disk", "document": {"cap_prefixes": 5}}
     required = {name: values[name] for name in KINDS[kind].required}
     assert check_arguments(kind, required).items() >= required.items()
 
@@ -67,6 +72,10 @@ def test_each_kind_takes_its_required_arguments_alone(kind: str) -> None:
         ("offload", {"prefix_ids": [PREFIX], "tier": "gpu"}, "one of host, disk"),
         ("pin", {"prefix_ids": [PREFIX], "ttl_s": 0}, "whole number from 1"),
         ("scrub", {"max_bytes": "all"}, "whole number"),
+        ("offload", {"prefix_ids": [PREFIX], "tier": "disk", "prefixes_per_s": 0}, "whole number from 1"),
+        ("drain", {"then": "explode"}, "one of keep, offload, evict"),
+        ("drain", {"prefix_ids": [PREFIX]}, "prefix_ids is no argument of drain"),
+        ("foresee", {"document": 3}, "must be a document"),
     ],
 )
 def test_wrong_arguments_are_named(kind: str, arguments: dict[str, Any], said: str) -> None:
