@@ -23,7 +23,6 @@ from controlplane.cli.context import (
     show_table,
 )
 from controlplane.cli.exits import OUT, Exit
-from controlplane.insight.installation import check_installation, findings_of
 
 SEVERE = "severe"
 
@@ -72,6 +71,8 @@ def _of_deck(url: str, token: str, data_dir: Any, engine: str, minutes: float) -
 
 
 def _of_machine(data_dir: Any) -> dict[str, Any]:
+    from controlplane.insight.installation import check_installation, findings_of  # loads torch, which takes seconds
+
     checked = check_installation(settings_for(data_dir))
     findings: list[dict[str, Any]] = [
         {"rule": f.rule, "severity": f.severity, "engine_id": None, "summary": f.summary, "evidence": {},

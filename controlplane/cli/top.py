@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import sys
 import termios
@@ -113,10 +114,11 @@ class Screen:
                 return False
             if not select.select([sys.stdin], [], [], left)[0]:
                 continue
-            key = sys.stdin.read(1)
-            if key in ("q", "Q", ""):
+            typed = os.read(sys.stdin.fileno(), 64).decode(errors="replace").lower()
+            if not typed or "q" in typed:
                 return True
-            self._press(key.lower())
+            for key in typed:
+                self._press(key)
             live.update(self._drawn(), refresh=True)
         return False
 
@@ -135,7 +137,7 @@ def _keys() -> Iterator[bool]:
         return
     before = termios.tcgetattr(sys.stdin)
     try:
-        tty.setcbreak(sys.stdin)
+        tty.setcbreak(sys.stdin, termios.TCSADRAIN)  # what was typed meanwhile stays
         yield True
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
