@@ -42,6 +42,7 @@ def register_engine(
         engine.observed_revision = 0
         engine.registered_at = now
         engine.snapshot_wanted = True
+        engine.counted_until = None  # of the boot before nothing is taken any more
     engine.model = model
     engine.fingerprint = fingerprint
     engine.page_tokens = page_tokens

@@ -20,6 +20,10 @@ from controlplane.ingest.history import apply_served, apply_transitions
 from controlplane.ingest.losses import add_losses, keep_requests
 from controlplane.ingest.outcome import SCOPE, IngestOutcome, sender_of
 from controlplane.ingest.rollups import add_failures, add_requests, add_validations
+from controlplane.store.models import Engine
+
+
+TOO_OLD = "requests and validations from before the hour in which a second delivery is known; not counted again"
 
 
 @dataclass(slots=True)
@@ -53,7 +57,7 @@ def ingest_traces(session: Session, request: ExportTraceServiceRequest, *, clock
         except ControlPlaneError as error:
             outcome.refuse(error, sum(len(scope.spans) for scope in resource.scope_spans))
             continue
-        _apply(session, sender.engine_id, _read(resource, outcome), clock(), outcome)
+        _apply(session, engine, _read(resource, outcome), clock(), outcome)
         ask_for_snapshot(session, engine, clock())
     outcome.raise_if_all_refused()
     return outcome
@@ -83,12 +87,17 @@ def _our_spans(resource: ResourceSpans, outcome: IngestOutcome) -> Iterator[Span
             outcome.ignored += len(scope.spans)
 
 
-def _apply(session: Session, engine_id: str, batch: _Batch, now: dt.datetime, outcome: IngestOutcome) -> None:
+def _apply(session: Session, engine: Engine, batch: _Batch, now: dt.datetime, outcome: IngestOutcome) -> None:
+    engine_id = engine.id
     apply_transitions(session, engine_id, batch.transitions, now)
     add_failures(session, engine_id, batch.validations.values())
     summed = _times(batch.validations.items()) | _times(batch.acquires.items())
-    unseen = claim_unseen(session, engine_id, summed, now)
-    outcome.repeated += len(summed) - len(unseen)
+    claim = claim_unseen(session, engine, summed, now)
+    unseen = claim.unseen
+    outcome.repeated += len(summed) - len(unseen) - claim.too_old
+    if claim.too_old:
+        outcome.accepted -= claim.too_old
+        outcome.rejected[TOO_OLD] += claim.too_old
     acquires = [fact for key, fact in batch.acquires.items() if key in unseen]
     add_validations(session, engine_id, (fact for key, fact in batch.validations.items() if key in unseen))
     _count(batch, acquires, outcome)

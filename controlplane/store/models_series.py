@@ -21,6 +21,7 @@ class ValidationRollup(Base):
     verdict: Mapped[str] = mapped_column(String(16), primary_key=True)
     reason: Mapped[str] = mapped_column(String(64), primary_key=True)
     count: Mapped[int]
+    __table_args__ = (Index("ix_validation_rollups_minute", "minute"),)
 
 
 class ValidationFailure(Base):
@@ -40,6 +41,7 @@ class ValidationFailure(Base):
     __table_args__ = (
         UniqueConstraint("engine_id", "trace_id", "span_id"),
         Index("ix_validation_failures_at", "engine_id", "at"),
+        Index("ix_validation_failures_latest", "at"),
         Index("ix_validation_failures_prefix", "engine_id", "prefix_id"),
     )
 
@@ -60,6 +62,7 @@ class RequestRollup(Base):
     lcp_tokens: Mapped[int]
     usable_tokens: Mapped[int]
     replay_tokens: Mapped[int]
+    __table_args__ = (Index("ix_request_rollups_minute", "minute"),)
 
 
 class LossRollup(Base):
@@ -110,7 +113,10 @@ class MetricPoint(Base):
     value: Mapped[float] = mapped_column(Float)  # sum of a counter or histogram, value of a gauge
     count: Mapped[int | None]  # histograms only
     buckets: Mapped[dict[str, Any] | None]  # histograms only: {"bounds": [...], "counts": [...]}
-    __table_args__ = (Index("ix_metric_points_series", "engine_id", "name", "at"),)
+    __table_args__ = (
+        Index("ix_metric_points_series", "engine_id", "name", "at"),
+        Index("ix_metric_points_at", "at"),
+    )
 
 
 class MetricRollup(Base):
@@ -127,6 +133,7 @@ class MetricRollup(Base):
     count_delta: Mapped[int]
     bucket_deltas: Mapped[dict[str, Any] | None]
     boot_id: Mapped[str] = mapped_column(String(64))
+    __table_args__ = (Index("ix_metric_rollups_name", "name", "minute"),)
 
 
 class MetricSeries(Base):

@@ -65,6 +65,7 @@ class Audit(Base):
     before: Mapped[dict[str, Any] | None]
     after: Mapped[dict[str, Any] | None]
     trace_id: Mapped[str | None] = mapped_column(String(32))
+    __table_args__ = (Index("ix_audit_at", "at"), Index("ix_audit_action", "action", "id"))
 
 
 class LeadershipRow(Base):

@@ -13,6 +13,7 @@ from controlplane.ingest.spans import ingest_traces
 from controlplane.store import models, queries
 from controlplane.store.queries import TimeRange
 
+HOURS = dt.timedelta(hours=1)
 HOUR = TimeRange(NOW - dt.timedelta(hours=1), NOW + dt.timedelta(hours=1))
 
 
@@ -161,3 +162,33 @@ def test_one_unknown_engine_among_known_ones_is_a_partial_success(store):
     outcome = send(store, Spans(engine="stranger").acquire(), Spans().acquire())
     assert (outcome.accepted, outcome.rejected_total) == (1, 1)
     assert "stranger" in outcome.message
+
+
+def test_a_span_of_before_what_is_remembered_is_not_counted_again_and_that_is_said(store):
+    spans = Spans()
+    first = spans.acquire()
+    send(store, first)
+    later = NOW + dt.timedelta(hours=2)
+    send(store, spans.acquire(at=later), now=later)
+    outcome = send(store, first, now=later)
+    assert outcome.rejected_total == 1
+    assert "not counted again" in outcome.message
+    assert requests(store) == 1
+
+
+def test_what_waited_out_a_long_outage_is_counted_also_by_a_clock_that_is_hours_off(store):
+    spans = Spans()
+    behind = dt.timedelta(hours=9)  # the engine's clock
+    send(store, spans.acquire(at=NOW - behind))
+    for hours in range(2, 6):  # sent when the control plane was back, from before and during the outage
+        outcome = send(store, spans.acquire(at=NOW - behind + dt.timedelta(minutes=hours)), now=NOW + 6 * HOURS)
+        assert (outcome.accepted, outcome.rejected_total) == (1, 0)
+
+
+def test_a_new_boot_is_counted_from_its_own_beginning(store):
+    send(store, Spans().acquire(at=NOW))
+    send(store, Spans().acquire(at=NOW + 3 * HOURS), now=NOW + 3 * HOURS)
+    send(store, Spans().acquire(at=NOW + 6 * HOURS), now=NOW + 6 * HOURS)
+    register(store, boot="boot-2")
+    outcome = send(store, Spans(boot="boot-2").acquire(at=NOW - HOURS), now=NOW + 6 * HOURS)
+    assert (outcome.accepted, outcome.rejected_total) == (1, 0)
