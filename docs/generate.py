@@ -148,6 +148,16 @@ def telemetry() -> str:
     return str(_module("telemetry").page())
 
 
+def losses() -> str:
+    """Why tokens were no hit: docs/diagnosis.py."""
+    return str(_module("diagnosis").losses())
+
+
+def doctor() -> str:
+    """What the doctor looks for: docs/diagnosis.py."""
+    return str(_module("diagnosis").doctor())
+
+
 def _module(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"docs_{name}", Path(__file__).with_name(f"{name}.py"))
     if spec is None or spec.loader is None:
@@ -182,6 +192,8 @@ PAGES = {
     "commands.md": commands,
     "faults.md": faults,
     "telemetry.md": telemetry,
+    "losses.md": losses,
+    "doctor.md": doctor,
 }
 
 

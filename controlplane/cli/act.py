@@ -11,6 +11,7 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
 from controlplane.api.client import ControlPlaneClient
+from controlplane.cli.completion import complete_prefixes
 from controlplane.cli.context import (
     DEFAULT_DATA_DIR,
     DEFAULT_URL,
@@ -41,7 +42,9 @@ REFUSAL_HINTS = {
 ENDED = ("succeeded", "failed", "refused", "expired", "cancelled")
 LOOK_EVERY_SECONDS = 0.3
 
-PrefixIds = Annotated[list[str], typer.Argument(help="Ids of prefixes, or their first letters.")]
+PrefixIds = Annotated[
+    list[str], typer.Argument(help="Ids of prefixes, or their first letters.", autocompletion=complete_prefixes)
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the outcome.")]
 ExpiresIn = Annotated[str, typer.Option("--expires", help="Give up if the engine has not begun by then: 30s, 5m.")]

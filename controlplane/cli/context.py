@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 
 from controlplane.api.client import ControlPlaneClient
+from controlplane.cli.completion import complete_engines
 from controlplane.cli.exits import OUT, CliError, Exit
 from controlplane.settings import Settings
 
@@ -34,12 +35,18 @@ TokenOption = Annotated[
 DataDir = Annotated[Path, typer.Option("--data-dir", envvar="KVDECK_DATA_DIR", help="Where `kvdeck up` keeps all.")]
 AsJson = Annotated[bool, typer.Option("--json", help="The answer as JSON, for scripts.")]
 EngineOption = Annotated[
-    str, typer.Option("--engine", "-e", help="The engine's id; may be left out while there is only one.")
+    str,
+    typer.Option(
+        "--engine",
+        "-e",
+        help="The engine's id; may be left out while there is only one.",
+        autocompletion=complete_engines,
+    ),
 ]
 Reason = Annotated[str, typer.Option("--reason", "-m", help="Why; it goes into the audit.")]
 
 
-def connect(url: str, token: str, data_dir: Path) -> ControlPlaneClient:
+def connect(url: str, token: str, data_dir: Path, *, timeout_seconds: float = 10.0) -> ControlPlaneClient:
     """A client with the token given, or with the one `kvdeck up` left in the data folder of this machine."""
     ports = running_ports(data_dir) if url == DEFAULT_URL else {}
     if ports:  # this folder's own deck, wherever it listens, and not another one on the usual port
@@ -47,7 +54,7 @@ def connect(url: str, token: str, data_dir: Path) -> ControlPlaneClient:
     if not token and _is_loopback(url):
         # Only ever sent to this machine: the file is this machine's operator's, not every server's.
         token = read_token(data_dir / OPERATOR_TOKEN)
-    return ControlPlaneClient(url, token or None)
+    return ControlPlaneClient(url, token or None, timeout_seconds=timeout_seconds)
 
 
 def running_ports(data_dir: Path) -> dict[str, int]:

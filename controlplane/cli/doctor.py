@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from controlplane.api.client import Unreachable
+from controlplane.cli.completion import complete_engines
 from controlplane.cli.context import (
     DEFAULT_DATA_DIR,
     DEFAULT_URL,
@@ -33,7 +34,10 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    engine: Annotated[str, typer.Option("--engine", "-e", help="Only this engine, and what is of all.")] = "",
+    engine: Annotated[
+        str,
+        typer.Option("--engine", "-e", help="Only this one, and what is of all.", autocompletion=complete_engines),
+    ] = "",
     since: Annotated[str, typer.Option(help="How far back to look: 15m, 1h, 2d.")] = "1h",
     installation: Annotated[
         bool, typer.Option("--installation", help="Check this machine, even while a deck runs.")

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from controlplane.api.client import ControlPlaneClient
+from controlplane.cli.completion import complete_prefixes
 from controlplane.cli.context import (
     DEFAULT_DATA_DIR,
     DEFAULT_URL,
@@ -38,7 +39,12 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(
-    prefix_id: Annotated[str, typer.Argument(help="A prefix's id, or its first letters; none: all requests.")] = "",
+    prefix_id: Annotated[
+        str,
+        typer.Argument(
+            help="A prefix's id, or its first letters; none: all requests.", autocompletion=complete_prefixes
+        ),
+    ] = "",
     trace: Annotated[str, typer.Option(help="The requests of this trace: 32 hexadecimal digits.")] = "",
     since: Annotated[str, typer.Option(help="How far back: 15m, 1h, 2d.")] = "1h",
     namespace: Annotated[str, typer.Option(help="Only requests of this namespace.")] = "",

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from controlplane.cli.context import (
+from controlplane.cli.completion import complete_policies
     DEFAULT_DATA_DIR,
     DEFAULT_URL,
     AsJson,
@@ -21,7 +22,17 @@ from controlplane.cli.context import (
 )
 from controlplane.cli.exits import OUT
 
-Name = Annotated[str, typer.Argument(help="The policy's name.")]
+Name = Annotated[str, typer.Argument(help="The policy's name.", autocompletion=complete_policies)]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", "-s", help="A parameter as NAME=VALUE; null goes back to the default.")
+]
+Every = Annotated[int | None, typer.Option("--every", help="Run every so many seconds.")]
+Cron = Annotated[str, typer.Option("--cron", help="Run at these times: five fields, as '30 6 * * mon-fri'.")]
+Zone = Annotated[str, typer.Option("--time-zone", help="Of --cron: UTC, or a name such as Europe/Berlin.")]
+OnEvents = Annotated[bool, typer.Option("--on-events", help="Run on events and by hand only.")]
+Engine = Annotated[str, typer.Option("--engine", "-e", help="Only on this engine.")]
+Group = Annotated[str, typer.Option("--group", help="Only on the engines of this group.")]
+Namespace = Annotated[str, typer.Option("--namespace", help="Only prefixes of this namespace.")]
 
 
 def register(app: typer.Typer) -> None:

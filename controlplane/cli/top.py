@@ -16,6 +16,7 @@ import typer
 from rich.console import RenderableType
 from rich.live import Live
 
+from controlplane.cli.completion import complete_engines
 from controlplane.cli.context import (
     DEFAULT_DATA_DIR,
     DEFAULT_URL,
@@ -37,7 +38,9 @@ def register(app: typer.Typer) -> None:
 
 
 def top(
-    engine: Annotated[str, typer.Option("--engine", "-e", help="Only this engine.")] = "",
+    engine: Annotated[
+        str, typer.Option("--engine", "-e", help="Only this engine.", autocompletion=complete_engines)
+    ] = "",
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
     every: Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between looks.")] = 1.0,
     sort: Annotated[str, typer.Option(help=f"Order of engines: {', '.join(SORTS)}.")] = SORTS[0],

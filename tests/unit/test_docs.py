@@ -30,6 +30,8 @@ GENERATED = [
     "commands.md",
     "faults.md",
     "telemetry.md",
+    "losses.md",
+    "doctor.md",
 ]
 
 
