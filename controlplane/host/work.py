@@ -49,10 +49,12 @@ class CommandWorker:
                 if command_id not in self._taken:
                     reason = "cancelled before the engine came to it"
                     self._keepsake.remember_outcome(command_id, _report("cancelled", {"reason": reason}))
+            elif command_id in self._taken:
+                pass  # handed out again while it waits or runs: its end will be posted, also under a newer leader
             elif command["epoch"] < self._keepsake.kept.epoch:
                 reason = f"epoch {command['epoch']} is older than {self._keepsake.kept.epoch}, the newest seen"
                 self._keepsake.remember_outcome(command_id, _report("refused", {"code": "fenced", "reason": reason}))
-            elif command_id not in self._taken and self._queue.qsize() < MOST_QUEUED:
+            elif self._queue.qsize() < MOST_QUEUED:
                 self._keepsake.remember_epoch(command["epoch"])
                 self._taken.add(command_id)
                 self._queue.put(command)

@@ -10,9 +10,10 @@ from sqlalchemy.orm import Session
 
 from controlplane.store.base import Base
 from controlplane.store.models import Alert, Checkpoint, Command, HistoryGap, MetricRollup, Prefix, RequestRollup
-from controlplane.store.queries_minutes import metric_minutes, validation_counts
+from controlplane.store.queries_minutes import validation_counts
 from controlplane.store.queries_series import FAILED
 from controlplane.store.query_types import Rate, TimeRange, minutes_in, of_engine
+from controlplane.store.series_key import series_attributes
 
 OPEN_COMMANDS = ("pending", "delivered", "running")
 
@@ -146,24 +147,26 @@ def _request_sums(
 
 def _hit_by_kind(session: Session, window: TimeRange, engine_id: str | None) -> dict[str, Rate]:
     asked = sum(
-        row.delta
-        for row in metric_minutes(session, "kvcache.queries", window, engine_id)
-        if row.attributes.get("of") == "tokens"
+        grown
+        for attributes, grown in _grown(session, "kvcache.queries", window, engine_id).items()
+        if series_attributes(attributes).get("of") == "tokens"
     )
     served: dict[str, float] = defaultdict(float)
-    for row in metric_minutes(session, "kvcache.hits", window, engine_id):
-        if row.attributes.get("of") == "tokens":
-            served[row.attributes.get("object.kind", "none")] += row.delta
+    for key, grown in _grown(session, "kvcache.hits", window, engine_id).items():
+        attributes = series_attributes(key)
+        if attributes.get("of") == "tokens":
+            served[attributes.get("object.kind", "none")] += grown
     return {kind: Rate.of(tokens, asked) for kind, tokens in sorted(served.items())}
 
 
 def _recoveries(session: Session, window: TimeRange, engine_id: str | None) -> tuple[Rate, dict[str, Rate]]:
     whole: dict[str, float] = defaultdict(float)
     bad: dict[str, float] = defaultdict(float)
-    for row in metric_minutes(session, "kvcache.recoveries", window, engine_id):
-        tier = row.attributes.get("tier", "none")
-        whole[tier] += row.delta
-        bad[tier] += row.delta if row.attributes.get("outcome") in FAILED else 0
+    for key, grown in _grown(session, "kvcache.recoveries", window, engine_id).items():
+        attributes = series_attributes(key)
+        tier = attributes.get("tier", "none")
+        whole[tier] += grown
+        bad[tier] += grown if attributes.get("outcome") in FAILED else 0
     by_tier = {tier: Rate.of(bad[tier], count) for tier, count in sorted(whole.items())}
     return Rate.of(sum(bad.values()), sum(whole.values())), by_tier
 

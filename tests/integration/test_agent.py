@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +18,8 @@ from controlplane.auth import Role
 from controlplane.clock import utc_now
 from controlplane.errors import Conflict, NotFound
 from controlplane.host.client import AgentClient, CallFailed
+from controlplane.host.keepsake import Keepsake
+from controlplane.host.work import CommandWorker
 from controlplane.steering.commands import Draft, submit
 from controlplane.steering.deed import Deed, policy_principal
 from controlplane.steering.leader import begin_epoch
@@ -285,3 +288,23 @@ def test_a_poll_of_an_unknown_engine_says_to_register(deck: Deck) -> None:
 def test_an_unknown_command_has_no_outcome(deck: Deck) -> None:
     with deck.client() as client, pytest.raises(NotFound):
         client.command("no-such")
+
+
+def test_a_running_command_is_not_refused_when_a_new_leader_hands_it_out_again(tmp_path: Path) -> None:
+    engine = SmallEngine()
+    engine.hold.clear()
+    worker = CommandWorker(engine, Keepsake(tmp_path), on_report=lambda: None)
+    thread = threading.Thread(target=worker.run_forever)
+    thread.start()
+    expires_at = (utc_now() + dt.timedelta(minutes=5)).isoformat()
+    command = {"id": "c", "kind": "unpin", "arguments": {}, "epoch": 1, "expires_at": expires_at, "actor": "policy:x"}
+    command["traceparent"] = None
+    worker.accept(command)
+    wait_for(lambda: engine.executed, "the command to run")
+    worker.note_epoch(2)
+    worker.accept(command)
+    engine.hold.set()
+    wait_for(lambda: ("c", "succeeded") in [(key, said["status"]) for key, said in worker.due_reports()], "its end")
+    worker.stop()
+    thread.join()
+    assert len(engine.executed) == 1
