@@ -17,6 +17,7 @@ from sqlalchemy import event
 from controlplane.api.client import Unreachable
 from controlplane.clock import utc_now
 from controlplane.errors import ControlPlaneError, Forbidden, Unauthorised
+from controlplane.insight import live
 from controlplane.steering import desired
 from controlplane.steering.policies.degrade import DegradeRule
 from controlplane.store import queries
@@ -98,6 +99,24 @@ def engines(role: str) -> list[EngineNow]:
     for row in lately:
         counts[row.engine_id] = counts.get(row.engine_id, 0) + row.requests
     return [EngineNow(view=view, requests_lately=counts.get(view.id, 0)) for view in views]
+
+
+@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=64)
+def whatif(
+    role: str, engine: str, namespace: str, cap_prefixes: int | None, cap_bytes: int | None
+) -> live.WhatIfView:
+    """The newest curve of an engine, and what a proposed cap would bring. Raises NotFound where there is none."""
+    del role
+    with store().read() as session:
+        return live.what_if(session, engine, namespace=namespace, cap_prefixes=cap_prefixes, cap_bytes=cap_bytes)
+
+
+@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
+def predictions(role: str, engine: str) -> list[live.PredictionView]:
+    """What curves foretold of an engine's caps, and what came of it, newest first."""
+    del role
+    with store().read() as session:
+        return live.outcomes(session, engine, limit=20)
 
 
 @st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=32)

@@ -176,11 +176,14 @@ def _show_live(found: dict[str, Any]) -> None:
     show_table("Usable hit rate by cap", ("pages", "prefixes", "bytes", "usable"), rows)
     now, proposed = found["now"], found["proposed"]
     measured = "-" if found["measured_ratio"] is None else f"{found['measured_ratio']:.1%}"
-    OUT.print(f"now: room for {now['pages']:,} pages, {now['hit_ratio']:.1%} expected, {measured} measured")
+    if now is None:
+        OUT.print(f"now: no cap of its own, {measured} measured")
+    else:
+        OUT.print(f"now: room for {now['pages']:,} pages, {now['hit_ratio']:.1%} expected, {measured} measured")
     if proposed is not None:
+        gain = "" if now is None else f" ({(proposed['hit_ratio'] - now['hit_ratio']) * 100:+.1f} points)"
         OUT.print(
-            f"at the cap asked for: {proposed['hit_ratio']:.1%} expected "
-            f"({(proposed['hit_ratio'] - now['hit_ratio']) * 100:+.1f} points); would evict "
+            f"at the cap asked for: {proposed['hit_ratio']:.1%} expected{gain}; would evict "
             f"{proposed['evicts_prefixes']:,} prefixes, {as_bytes(proposed['evicts_bytes'])}"
         )
     if found["recommendation"] is not None:

@@ -153,11 +153,12 @@ def _inverse(rising: Callable[[float], float], wanted: float) -> float:
     return high
 
 
-def grid(curve: Curve, steps: int = GRID_STEPS) -> list[float]:
-    """Capacities in pages, evenly spaced in their logarithm, that show the whole curve."""
+def grid(curve: Curve, steps: int = GRID_STEPS, reach_pages: float = 0.0) -> list[float]:
+    """Capacities in pages, evenly spaced in their logarithm, that show the whole curve and reach to `reach_pages`."""
     if not curve.points:
         return []
-    low, high = max(1.0, curve.points[0][0] / 2), curve.points[-1][0] * 1.1
+    high = max(curve.points[-1][0] * 1.1, reach_pages)
+    low = max(1.0, curve.points[0][0] / 2, high / 4096)
     return [low * (high / low) ** (step / (steps - 1)) for step in range(steps)]
 
 

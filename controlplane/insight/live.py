@@ -106,6 +106,7 @@ def what_if(
     enough = not curve.missing_samples and bool(curve.points)
     now_pages = capacity_pages(curve, held, namespace)
     asked = curve.pages_at(prefixes=cap_prefixes, n_bytes=cap_bytes)
+    reach = max(now_pages or 0.0, asked or 0.0)
     return WhatIfView(
         engine=engine_id,
         namespace=namespace,
@@ -116,7 +117,7 @@ def what_if(
         requests=int(curve.requests),
         namespaces=names,
         refused="" if enough else refusal(curve),
-        curve=[CurvePoint(**curve.point(pages)) for pages in grid(curve)] if enough else [],
+        curve=[CurvePoint(**curve.point(pages)) for pages in grid(curve, reach_pages=reach)] if enough else [],
         now=CurvePoint(**curve.point(now_pages)) if enough and now_pages is not None else None,
         measured_ratio=curve.measured_ratio,
         proposed=_proposed(curve, held, namespace, asked, cap_prefixes, cap_bytes) if enough and asked else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from dashboard import session
-from dashboard.components import desired_form, desired_views
+from dashboard.components import desired_form, desired_views, whatif
 from dashboard.components.live import guarded, live
 
 
@@ -14,6 +14,7 @@ def page() -> None:
     st.subheader("Caps and mode")
     desired_form.watch_applied()
     live(desired_views.desired_beside_observed)
+    live(whatif.draw)
     person = session.person()
     if person is not None and person.may_act:
         guarded(desired_form.draw)()

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import shlex
 import uuid
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from steering_support import QUICK, running_agent, running_deck, wait_for
+from test_whatif_trace import write_trace
+from typer.testing import CliRunner
 
 from controlplane.auth import Role
+from controlplane.cli.main import app
 from controlplane.errors import BadRequest, NotFound
 from controlplane.host.agent import Agent
 from controlplane.insight import live, predictions
@@ -132,6 +137,38 @@ def test_a_curve_reaches_the_control_plane_when_the_policy_asks_and_a_new_cap_is
         assert row["caps"]["cap_gpu_bytes"] == 4 * MIB
         with pytest.raises(NotFound, match="has no curve"):
             client.whatif(engine="live", namespace="nobody")
+
+
+HOWTO = Path(__file__).resolve().parents[2] / "docs" / "howto" / "caps.md"
+
+
+def commands_of_the_page() -> list[list[str]]:
+    """Every `kvdeck whatif` in the page's blocks, in order."""
+    blocks = HOWTO.read_text(encoding="utf-8").split("```")[1::2]
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("kvdeck whatif")]
+    return [shlex.split(line)[1:] for line in lines]
+
+
+def test_every_what_if_of_the_howto_runs(tmp_path):
+    """TRACE.jsonl stands for a trace of one's own, tenant-a for a namespace."""
+    trace = write_trace(tmp_path / "trace.jsonl", 300)
+    found = commands_of_the_page()
+    assert len(found) == 7
+    with (
+        running_deck(tmp_path / "deck", with_scheduler=True) as deck,
+        books() as engine,
+        engine_beside(deck, engine),
+        deck.client() as client,
+    ):
+        serve(engine)
+        _sample(deck, client)
+        line = ["--url", deck.url, "--token", deck.tokens[Role.VIEWER]]
+        for command in found:
+            named = {"TRACE.jsonl": str(trace), "tenant-a": NAMESPACES[0]}
+            arguments = [named.get(word, word) for word in command]
+            quick = ["--limit", "40", "--rate", "1.0"] if str(trace) in arguments else line
+            done = CliRunner().invoke(app, [*arguments, *quick])
+            assert done.exit_code == 0, (command, done.output, done.exception)
 
 
 def _sample(deck, client) -> None:
