@@ -11,7 +11,8 @@ from typing import Any
 from engine.bulk import BadCommand, CommandRequest, Ticket
 from engine.clock import NS_PER_S
 from engine.config import Mode
-from engine.errors import EngineClosed, EngineError
+from engine.errors import ConfigError, EngineClosed, EngineError
+from engine.memory.drill import Drill, read_plan
 from engine.memory.holding import Tier
 from engine.schedule.ledger import Ledger, PrefixNode
 from engine.schedule.queues import Form, FormQueues, QueueFull
@@ -26,6 +27,8 @@ LONGEST_PIN_S = 1e9
 DRAIN_WAIT_S = 60.0
 LEASES_ASKED_S = 0.1
 MOVED_ON = "version_moved_on"
+FAULT_LASTS_S = 30.0
+NO_FAULTS = "engine takes no faults: it was not started with --allow-faults (`kvdeck up --game-days`)"
 ENDS_OF_A_DRAIN = ("keep", "offload", "evict")
 
 
@@ -38,6 +41,7 @@ class Choices:
     foresee: Callable[[Mapping[str, Any]], dict[str, Any]]
     timeout_s: float
     scrub_bytes_per_s: float
+    drill: Drill | None
 
 
 class Kinds:
@@ -54,7 +58,7 @@ class Kinds:
         self.by_name: dict[str, Callable[[Ticket], dict[str, Any]]] = {
             "evict": self._evict, "warm": self._warm, "restore": self._warm, "pin": self._pin, "unpin": self._unpin,
             "compress": self._compress, "offload": self._offload, "compact": self._compact, "scrub": self._scrub,
-            "drain": self._drain, "foresee": self._foresee,
+            "drain": self._drain, "foresee": self._foresee, "fault": self._fault,
         }  # fmt: skip
 
     # -- evict ------------------------------------------------------------------------------------------------------
@@ -150,9 +154,7 @@ class Kinds:
                 return None, "unknown_prefix"
             if reason := _moved_on(ticket, prefix_id, node):
                 return None, reason
-            steps = [
-                n for n in reversed(_path_of(node)) if not n.record.resident or (n is node and not _all_on_gpu(n))
-            ]
+            steps = [n for n in reversed(_path_of(node)) if not n.record.resident or (n is node and not _all_on_gpu(n))]
             if any(n.record.busy for n in steps):
                 return None, "busy"
             if any(h.absent for n in steps for h in n.record.spans.values()):
@@ -320,6 +322,22 @@ class Kinds:
         if not isinstance(document, Mapping):
             raise BadCommand(f"foresee needs a document of desired state; got {document!r}")
         return {"foreseen": 1, **self._choices.foresee(document)}
+
+    # -- fault ------------------------------------------------------------------------------------------------------
+
+    def _fault(self, ticket: Ticket) -> dict[str, Any]:
+        """Begin what a game day wants to go wrong, for `lasts_s` seconds; an empty plan ends what goes wrong now."""
+        drill = self._choices.drill
+        if drill is None:
+            return {"refused": [{"reason": NO_FAULTS}]}
+        try:
+            plan = read_plan(ticket.arguments.get("plan"))
+            drill.end()
+            if plan:
+                drill.begin(plan, float(ticket.arguments.get("lasts_s") or FAULT_LASTS_S))
+        except ConfigError as error:
+            raise BadCommand(str(error)) from None
+        return {"faults": len(plan), **drill.summary()}
 
     def _run(self, form: Form, work: Callable[[], Any]) -> Any:
         future: Future[Any] = self._queues[form].submit(work)

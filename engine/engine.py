@@ -31,6 +31,7 @@ from engine.desired import Desired, parse_desired
 from engine.errors import ConfigError, CorruptObject, EngineClosed, EngineError, StalePointer, StateMismatch
 from engine.index.radix import TOKEN_BYTES
 from engine.index.space import space_of
+from engine.memory.drill import Drill
 from engine.memory.faults import Faults, FaultyClock
 from engine.memory.tiers import Tiers
 from engine.model.objects import ObjectKind, SegmentKey, bytes_per_token, checkpoint_bytes, layouts_of
@@ -74,7 +75,7 @@ class CacheEngine:
 
     Raises `ConfigError`, `FolderLocked`, `TierUnavailable` or OSError at construction; nothing is left running then.
     Use as a context manager, or call `close`: it keeps what fits on disk for the next start. `faults` makes things go
-    wrong on purpose (engine/memory/faults.py); spans and stats say so, and nothing but this argument can do it.
+    wrong on purpose (engine/memory/faults.py); spans and stats say so, and nothing can do it without this argument.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class CacheEngine:
             Choices(
                 codec=lambda: self._codec, mode=lambda: self._mode, foresee=self.foresee,
                 timeout_s=config.restore_timeout_s, scrub_bytes_per_s=config.scrub_bytes_per_s,
+                drill=faults if isinstance(faults, Drill) else None,
             ),
             Rates(prefixes_per_s=config.bulk_prefixes_per_s, bytes_per_s=config.bulk_bytes_per_s),
         )  # fmt: skip

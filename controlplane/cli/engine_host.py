@@ -49,6 +49,7 @@ class HostConfig:
     workload: Workload
     rate_per_s: float
     seed: int
+    allow_faults: bool
 
 
 def engine(
@@ -71,6 +72,9 @@ def engine(
     workload: Annotated[Workload, typer.Option(help="What it runs by itself.")] = Workload.GENERATED,
     rate: Annotated[float, typer.Option(min=0.01, help="Requests a second of the generated workload.")] = 8.0,
     seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 0,
+    allow_faults: Annotated[
+        bool, typer.Option("--allow-faults", help="Take the command `fault` from admins, for game days.")
+    ] = False,
 ) -> None:
     """Run one engine host until SIGTERM or Ctrl-C. Prefixes on disk are kept for the next start.
 
@@ -92,6 +96,7 @@ def engine(
         workload=workload,
         rate_per_s=rate,
         seed=seed,
+        allow_faults=allow_faults,
     )
     try:
         run_host(config)
@@ -104,6 +109,8 @@ def run_host(config: HostConfig) -> None:
     """Build the parts, run until told to stop, and take them down in the order that loses nothing."""
     with _stop_on_signals() as stop, _opened(config) as engine:
         ERR.print(f"engine {engine.id} serves {config.spec}; its folder is {config.data_dir}", markup=False)
+        if config.allow_faults:
+            ERR.print("it takes faults from admins (--allow-faults): for game days, not for service", markup=False)
         if config.workload is Workload.NONE:
             _idle(engine, stop, ticks=not config.url)
         else:
@@ -132,6 +139,7 @@ def _opened(config: HostConfig) -> AbstractContextManager[CacheEngine]:
     from controlplane.host.deck import engine_on_deck
     from engine import EngineConfig, preset
     from engine.integrations.synthetic import use_one_thread
+    from engine.memory.drill import Drill
 
     use_one_thread()
     config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -146,7 +154,8 @@ def _opened(config: HostConfig) -> AbstractContextManager[CacheEngine]:
         persist_s=PERSIST_S,
     )
     spec = preset(config.spec)
-    return engine_on_deck(spec, settings, url=config.url, token=config.token, folder=config.data_dir)
+    faults = Drill(seed=config.seed) if config.allow_faults else None
+    return engine_on_deck(spec, settings, url=config.url, token=config.token, folder=config.data_dir, faults=faults)
 
 
 def _idle(engine: CacheEngine, stop: threading.Event, *, ticks: bool) -> None:

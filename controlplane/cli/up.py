@@ -11,11 +11,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import httpx
 import typer
@@ -32,6 +32,9 @@ from controlplane.clock import utc_now
 from controlplane.errors import ControlPlaneError, Unauthorised
 from controlplane.settings import Settings
 from controlplane.store.session import Store
+
+if TYPE_CHECKING:
+    from controlplane.cli.outages import Outages
 
 ENGINE_TOKEN = "engine.token"
 RUNNING = "running.json"  # the children of the `up` that runs, to name what a killed one leaves behind
@@ -64,6 +67,9 @@ def up(
     spec: Annotated[str, typer.Option(help="The engine's model preset; `kvdeck spec` lists them.")] = "",
     device: Annotated[str, typer.Option(help="The engine's device: cpu or cuda.")] = "",
     rate: Annotated[str, typer.Option(help="Requests a second of the engine's workload.")] = "",
+    game_days: Annotated[
+        bool, typer.Option("--game-days", help="Let admins of this machine break it on purpose: `kvdeck gameday`.")
+    ] = False,
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Start control plane, engine and dashboard on this machine; keep running until Ctrl-C."""
@@ -75,9 +81,10 @@ def up(
         tokens = _prepare(settings)
         chosen = {"--spec": spec, "--device": device, "--rate": rate}
         options = [part for flag, value in chosen.items() if value for part in (flag, value)]
+        options += ["--allow-faults"] if game_days else []
         parts = _parts(settings, tokens, options if engine else None, with_dashboard=dashboard)
         try:
-            _run(settings, parts, tokens["link"], stop)
+            _run(settings, parts, tokens["link"], stop, game_days=game_days)
         finally:
             _stop([part.child for part in parts])
             for note in (RUNNING, DECK):
@@ -218,8 +225,9 @@ def _engine_speaks(settings: Settings, token: str, since: dt.datetime) -> bool:
         return False
 
 
-def _run(settings: Settings, parts: Sequence[Part], link: str, stop: threading.Event) -> None:
+def _run(settings: Settings, parts: Sequence[Part], link: str, stop: threading.Event, *, game_days: bool) -> None:
     OUT.print(f"Starting; the logs are in {settings.data_dir / 'logs'}", markup=False)
+    _note_ports(settings)
     for part in parts:
         part.child.start()
         _note_running(settings, parts)
@@ -229,15 +237,36 @@ def _run(settings: Settings, parts: Sequence[Part], link: str, stop: threading.E
     OUT.print(f"API        {settings.api_url}", markup=False)
     if any(part.child.name == "dashboard" for part in parts):
         OUT.print(f"Dashboard  {link}  (signs one browser in, within the hour)", markup=False)
-    OUT.print("Everything runs. Ctrl-C stops it.")
-    while not stop.wait(LOOK_EVERY_SECONDS):
-        _require_alive(parts)
+    with _outages(settings, parts) if game_days else nullcontext() as outages:
+        OUT.print("Everything runs. Ctrl-C stops it.")
+        while not stop.wait(LOOK_EVERY_SECONDS):
+            if outages is not None and (done := outages.step()):
+                OUT.print(f"Game day: the {done}", markup=False)
+                _note_running(settings, parts)
+            _require_alive([part for part in parts if outages is None or part.child is not outages.down])
+
+
+@contextmanager
+def _outages(settings: Settings, parts: Sequence[Part]) -> Iterator[Outages]:
+    from controlplane.cli.outages import Outages, OutageServer
+
+    outages = Outages([part.child for part in parts if part.child.name != "dashboard"])
+    server = OutageServer(settings, outages)
+    try:
+        _note_ports(settings, game_days_port=server.port)
+        OUT.print("Game days are on: admins of this machine can break it on purpose (`kvdeck gameday list`)")
+        yield outages
+    finally:
+        server.close()
 
 
 def _note_running(settings: Settings, parts: Sequence[Part]) -> None:
     pids = [part.child.pid for part in parts if part.child.pid]
     (settings.data_dir / RUNNING).write_text(json.dumps(pids))
-    ports = {"api_port": settings.api_port, "dashboard_port": settings.dashboard_port}
+
+
+def _note_ports(settings: Settings, **more: int) -> None:
+    ports = {"api_port": settings.api_port, "dashboard_port": settings.dashboard_port, **more}
     (settings.data_dir / DECK).write_text(json.dumps(ports))
 
 

@@ -13,6 +13,7 @@ from controlplane.host.agent import Agent
 from controlplane.host.export import build_export
 from controlplane.settings import VoiceSettings
 from engine import CacheEngine, EngineConfig, ModelSpec
+from engine.memory.faults import Faults
 from engine.telemetry.identity import identity_of
 
 
@@ -25,13 +26,15 @@ def engine_on_deck(
     token: str,
     folder: Path | None = None,
     voice: VoiceSettings | None = None,
+    faults: Faults | None = None,
 ) -> Iterator[CacheEngine]:
     """A `CacheEngine` that the control plane at `url` sees and steers, with a token of role engine.
 
     Without a control plane behind the address it serves all the same, and reports once there is one; without an
     address it only speaks to whom `voice` names: backends and the port for Prometheus, by default as the environment
     says. `folder` is where the agent keeps outcomes that it could not yet tell: the data folder by default, else a
-    temporary one. Raises what `CacheEngine` raises, and SettingsError.
+    temporary one. `faults` are the engine's: none unless somebody asked for them. Raises what `CacheEngine` raises, and
+    SettingsError.
     """
     with ExitStack() as parts:
         kept = folder or settings.data_dir or Path(parts.enter_context(tempfile.TemporaryDirectory()))
@@ -49,6 +52,7 @@ def engine_on_deck(
             meter_provider=export.meter_provider,
             resource=export.resource,
             boot_id=boot_id,
+            faults=faults,
         )
         parts.callback(engine.close)  # its last transitions are spans: before the exporters, after the agent
         if url:

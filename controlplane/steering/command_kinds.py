@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from controlplane.auth import Role
 from controlplane.errors import BadRequest
 
 PREFIX_ID = re.compile(r"^[0-9a-f]{32}$")
 MOST_PREFIXES = 10_000
 TIERS = ("host", "disk")
 DAY_SECONDS = 86_400
+MOST_FAULTS = 16
 
 Check = Callable[[Any], str | None]
 
@@ -53,6 +55,13 @@ def _document(value: Any) -> str | None:
     return None if isinstance(value, dict) else "must be a document of desired state"
 
 
+def _plan(value: Any) -> str | None:
+    # Which faults there are is the engine's fact: it refuses an unknown one with the reason.
+    ok = isinstance(value, list) and len(value) <= MOST_FAULTS
+    ok = ok and all(isinstance(line, dict) and {"what", "at"} <= set(line) for line in value)
+    return None if ok else f"must be a list of at most {MOST_FAULTS} faults, each with `what` and `at`"
+
+
 def _one_of(*words: str) -> Check:
     def check(value: Any) -> str | None:
         return None if value in words else f"must be one of {', '.join(words)}"
@@ -64,12 +73,14 @@ def _one_of(*words: str) -> Check:
 class Kind:
     """One kind of command: the arguments it needs, and those it may have with their defaults (None: left out).
 
-    `acts_on` are the states whose prefixes a selector may choose for it; None: it acts on no single prefixes.
+    `acts_on` are the states whose prefixes a selector may choose for it; None: it acts on no single prefixes. `role` is
+    the least one that may send it.
     """
 
     required: Mapping[str, Check]
     optional: Mapping[str, tuple[Check, Any]]
     acts_on: frozenset[str] | None = None
+    role: Role = Role.OPERATOR
 
     @property
     def takes_prefixes(self) -> bool:
@@ -127,6 +138,8 @@ KINDS: Mapping[str, Kind] = {
         },
     ),
     "foresee": Kind(required={"document": _document}, optional={}),
+    # What goes wrong on purpose, in an engine that was started for it; an empty plan ends it.
+    "fault": Kind(required={"plan": _plan}, optional={"lasts_s": (_amount(600), 30)}, role=Role.ADMIN),
 }
 
 

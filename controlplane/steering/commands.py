@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from controlplane.auth import Role
 from controlplane.errors import BadRequest, Conflict, NotFound
 from controlplane.steering import desired, selectors
-from controlplane.steering.command_kinds import check_arguments
+from controlplane.steering.command_kinds import KINDS, check_arguments
 from controlplane.steering.command_states import (
     CANCELLED,
     DELIVERED,
@@ -97,7 +97,8 @@ def submit(session: Session, deed: Deed, draft: Draft) -> Command:
     Raises Forbidden, BadRequest (kind, arguments, expiry, reason), NotFound (engine) and Conflict (the key belongs to
     another command, or a prefix has moved past the version the operator saw).
     """
-    deed.must_be(Role.OPERATOR)
+    kind = KINDS.get(draft.kind)
+    deed.must_be(Role.OPERATOR if kind is None else kind.role)
     if not 1 <= draft.expires_seconds <= LONGEST_EXPIRY_SECONDS:
         raise BadRequest(
             "expiry_invalid",

@@ -311,6 +311,11 @@ class DiskTier:
             self._device.unlink(self.path(file))
             self._has_left(file)
 
+    def quarantine_figures(self) -> dict[str, int]:
+        """Files and bytes set aside since the start."""
+        taken = self._quarantine
+        return {"quarantined_files": taken.taken_files, "quarantined_bytes": taken.taken_bytes}
+
     def quarantine(self, file: DiskFile) -> None:
         """Move a damaged, forgotten file aside for inspection; the oldest ones go when there are too many."""
         if not self.closed:

@@ -1,7 +1,8 @@
 """Faults on purpose, at the seam below the tiers: a frozen plan says what goes wrong, where, when and how often.
 
-Handed over by `CacheEngine(..., faults=...)` alone: no configuration, environment or desired state reaches it. An
-engine without it runs the plain `SystemDevice`, `Arena` and clock. What each leads to: docs/reference/faults.md.
+Handed over by `CacheEngine(..., faults=...)` alone: no configuration, environment or desired state reaches it, and a
+command only where a `Drill` (drill.py) was handed over. An engine without either runs the plain `SystemDevice`,
+`Arena` and clock. What each leads to: docs/reference/faults.md.
 """
 
 from __future__ import annotations

@@ -33,6 +33,8 @@ class Quarantine:
 
     def __init__(self, folder: Path, most_bytes: int, device: Device) -> None:
         self.folder = folder
+        self.taken_files = 0  # since the start, also what had to leave again for newer ones
+        self.taken_bytes = 0
         self._most_bytes = most_bytes
         self._device = device
 
@@ -44,6 +46,7 @@ class Quarantine:
             return
         kind, prefix_id = _object_of(source.name)
         size = (self.folder / source.name).stat().st_size
+        self.taken_files, self.taken_bytes = self.taken_files + 1, self.taken_bytes + size
         reason = Quarantined(file=source.name, kind=kind, prefix_id=prefix_id, size_bytes=size, at_ns=at_ns, why=why)
         self._write(self.folder / f"{source.name}{_WHY}", json.dumps(asdict(reason)).encode())
         self._trim()

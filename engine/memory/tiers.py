@@ -204,7 +204,7 @@ class Tiers:
         else:
             found[Tier.DISK] |= {
                 "stuck": self._lane.stuck, "overdue": self._lane.overdue, "leaving_bytes": self.disk.leaving_bytes,
-                "sweep_failures": self.sweep_failures,
+                "sweep_failures": self.sweep_failures, **self.disk.quarantine_figures(),
             }  # fmt: skip
         return found
 

@@ -54,7 +54,7 @@ def test_every_status_has_its_meaning() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_takes_its_required_arguments_alone(kind: str) -> None:
-    values: dict[str, Any] = {"prefix_ids": [PREFIX], "tier": "disk", "document": {"cap_prefixes": 5}}
+    values: dict[str, Any] = {"prefix_ids": [PREFIX], "tier": "disk", "document": {"cap_prefixes": 5}, "plan": []}
     required = {name: values[name] for name in KINDS[kind].required}
     assert check_arguments(kind, required).items() >= required.items()
 
