@@ -25,7 +25,7 @@ def plan(a: argparse.Namespace) -> list[tuple[str, ...]]:
         print(f"bookkeeping is left out: no {trace}; name the folder of the published traces with --traces")
     restore = ("benchmarks.restore", *_given(("--lmcache-python", a.lmcache_python)))
     todo += [("benchmarks.telemetry",), restore, ("benchmarks.memory",), ("benchmarks.growth",)]
-    todo += [("benchmarks.generation",)]
+    todo += [("benchmarks.generation",), ("benchmarks.controlplane", "--versions", "500000")]
     return todo
 
 
