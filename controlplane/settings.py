@@ -46,7 +46,6 @@ class VoiceSettings:
     metrics_protocol: str = HTTP
     sampler_ratio: float = 1.0
     sampler_follows_caller: bool = True
-    has_timeout: bool = False
     service_name: str = ""
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 0  # 0: metrics are not served
@@ -70,7 +69,6 @@ class VoiceSettings:
             metrics_protocol=_protocol("METRICS", environ),
             sampler_ratio=ratio,
             sampler_follows_caller=follows,
-            has_timeout=any(environ.get(f"OTEL_EXPORTER_OTLP_{of}TIMEOUT") for of in ("", "TRACES_")),
             service_name=environ.get("OTEL_SERVICE_NAME", "").strip(),
             metrics_host=_text("KVDECK_METRICS_HOST", environ.get("KVDECK_METRICS_HOST", "127.0.0.1")),
             metrics_port=_port("KVDECK_METRICS_PORT", port) if (port := environ.get("KVDECK_METRICS_PORT", "")) else 0,
@@ -83,7 +81,7 @@ VOICE_VARIABLES = {
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, ..._METRICS_ENDPOINT": "the same for one of the two, as a whole address",
     "OTEL_EXPORTER_OTLP_PROTOCOL (..._TRACES_..., ..._METRICS_...)": "`http/protobuf` (default) or `grpc`",
     "OTEL_EXPORTER_OTLP_HEADERS, _CERTIFICATE, _CLIENT_KEY, _CLIENT_CERTIFICATE, _COMPRESSION, _TIMEOUT": (
-        "as OpenTelemetry defines them; they are not used for the control plane. The timeout is 2 s unless set"
+        "as OpenTelemetry defines them; they are not used for the control plane"
     ),
     "OTEL_TRACES_EXPORTER, OTEL_METRICS_EXPORTER": "`otlp` (default), or `none` for not that one",
     "OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG": (

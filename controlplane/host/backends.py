@@ -19,7 +19,6 @@ from controlplane.settings import GRPC, HTTP, VoiceSettings
 
 # gRPC receivers take 4 MiB a message unless told otherwise; a span with its JSON texts is up to 2 KiB.
 GRPC_BATCH_SPANS = 1_024
-EXPORT_TIMEOUT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +33,7 @@ class Backend:
     endpoint: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     certificate_file: str | None = None
-    timeout_seconds: float | None = EXPORT_TIMEOUT_SECONDS  # None: OTEL_EXPORTER_OTLP_TIMEOUT
+    timeout_seconds: float | None = None  # None: OTEL_EXPORTER_OTLP_TIMEOUT, 10 s by default
     sampling: Sampling = field(default_factory=Sampling)
     traces: bool = True
     metrics: bool = True
@@ -45,7 +44,6 @@ class Backend:
         return cls(
             protocol=voice.traces_protocol,
             metrics_protocol=voice.metrics_protocol,
-            timeout_seconds=None if voice.has_timeout else EXPORT_TIMEOUT_SECONDS,
             sampling=Sampling(ratio=voice.sampler_ratio, follow_caller=voice.sampler_follows_caller),
             traces=voice.traces,
             metrics=voice.metrics,
@@ -54,7 +52,8 @@ class Backend:
     def sender(self) -> SpanSender:
         """Its span processor. Raises SettingsError when gRPC is asked for and not installed."""
         batch = GRPC_BATCH_SPANS if self.protocol == GRPC else BATCH_SPANS
-        return SpanSender(self._span_exporter(), keeps=self.sampling.keeps, batch_spans=batch)
+        name = self.endpoint or "the tracing backend"
+        return SpanSender(self._span_exporter(), keeps=self.sampling.keeps, batch_spans=batch, name=name)
 
     def _span_exporter(self) -> SpanExporter:
         if self.protocol == GRPC:

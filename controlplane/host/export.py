@@ -29,7 +29,8 @@ from controlplane.host.sender import SHUTDOWN_SECONDS, SpanSender
 from controlplane.settings import VoiceSettings
 
 METRIC_INTERVAL_MILLISECONDS = 2_000
-EXPORT_TIMEOUT_SECONDS = 2.0
+METRIC_TIMEOUT_SECONDS = 2.0
+SPAN_TIMEOUT_SECONDS = 10.0  # a busy database may take its time; the end of the process does not wait for it
 
 # What these say of a receiver that is down is said once by the agent; at every batch it would flood the terminal.
 NOISY_LOGGERS = (
@@ -65,7 +66,7 @@ class Export:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(SHUTDOWN_SECONDS + EXPORT_TIMEOUT_SECONDS)
+            thread.join(SHUTDOWN_SECONDS + METRIC_TIMEOUT_SECONDS)
 
     def _shutdown_metrics(self) -> None:
         self.meter_provider.shutdown(timeout_millis=int(SHUTDOWN_SECONDS * 1000))
@@ -87,7 +88,7 @@ def build_export(
     voice = voice or VoiceSettings()
     found = [*([Backend.of(voice)] if voice.has_backend else []), *backends]
     resource = Resource.create(_named(resource_attributes, voice))
-    history = SpanSender(_history_spans(endpoint, token)) if endpoint else None
+    history = SpanSender(_history_spans(endpoint, token), name="the control plane") if endpoint else None
     senders = tuple(backend.sender() for backend in found if backend.traces)
     pull = PullReader() if voice.metrics_port else None
     exporters: list[MetricExporter] = [_history_metrics(endpoint, token)] if endpoint else []
@@ -115,14 +116,14 @@ def _periodic(exporter: MetricExporter) -> PeriodicExportingMetricReader:
     return PeriodicExportingMetricReader(
         exporter,
         export_interval_millis=METRIC_INTERVAL_MILLISECONDS,
-        export_timeout_millis=EXPORT_TIMEOUT_SECONDS * 1000,
+        export_timeout_millis=METRIC_TIMEOUT_SECONDS * 1000,
     )
 
 
 def _history_spans(endpoint: str, token: str) -> OTLPSpanExporter:
     return OTLPSpanExporter(
         endpoint=f"{endpoint.rstrip('/')}/v1/traces",
-        timeout=EXPORT_TIMEOUT_SECONDS,
+        timeout=SPAN_TIMEOUT_SECONDS,
         compression=Compression.Gzip,
         certificate_file=DEFAULT_CA_BUNDLE_PATH,
         session=_session(token),
@@ -132,7 +133,7 @@ def _history_spans(endpoint: str, token: str) -> OTLPSpanExporter:
 def _history_metrics(endpoint: str, token: str) -> OTLPMetricExporter:
     return OTLPMetricExporter(
         endpoint=f"{endpoint.rstrip('/')}/v1/metrics",
-        timeout=EXPORT_TIMEOUT_SECONDS,
+        timeout=METRIC_TIMEOUT_SECONDS,
         compression=Compression.NoCompression,
         certificate_file=DEFAULT_CA_BUNDLE_PATH,
         session=_session(token),

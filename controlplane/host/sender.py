@@ -6,6 +6,7 @@ to end without a receiver. The history needs every span, and an inference proces
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -20,14 +21,16 @@ BATCH_SPANS = 2_048
 EVERY_SECONDS = 0.5
 LONGEST_PAUSE = 8  # times as long, for a receiver that stays down
 DOUBT_EVERY = 8  # failures in a row
+SAID_AFTER = 3  # failures in a row
+LOG = logging.getLogger("kvdeck.voice")
 SHUTDOWN_SECONDS = 3.0
 
 
 class SpanSender(SpanProcessor):
     """Hands spans to one exporter, oldest first. `keeps` says which; all by default. One thread of its own.
 
-    A batch that fails is sent again before newer ones, with growing pauses. When `most_spans` wait, the oldest go and
-    are counted in `dropped_spans`; `passed_spans` counts those that `keeps` left out.
+    A batch that fails is sent again before newer ones, with growing pauses and in smaller parts. When `most_spans`
+    wait, the oldest go and are counted in `dropped_spans`; `passed_spans` counts those that `keeps` left out.
     """
 
     def __init__(
@@ -38,14 +41,16 @@ class SpanSender(SpanProcessor):
         most_spans: int = MOST_SPANS,
         batch_spans: int = BATCH_SPANS,
         every_seconds: float = EVERY_SECONDS,
+        name: str = "the receiver",
     ) -> None:
         self._exporter = exporter
         self._keeps = keeps
         self._most_spans = most_spans
-        self._batch_spans = batch_spans
+        self._batch_spans = self._size = batch_spans
+        self._name = name
         self._every_seconds = every_seconds
         self._queue: deque[ReadableSpan] = deque()
-        self._out: Sequence[ReadableSpan] = ()  # the batch that is being sent, or sent again; owned by the thread
+        self._out: Sequence[ReadableSpan] = ()  # the batch that is being sent; owned by the thread
         self._failures = 0  # in a row
         self._changed = threading.Condition()
         self._asked = False  # to send what there is, and not to wait
@@ -98,7 +103,9 @@ class SpanSender(SpanProcessor):
             self._changed.notify_all()
         self._thread.join(SHUTDOWN_SECONDS)
         self._exporter.shutdown()  # a send that still waits for the receiver is broken off
-        self.dropped_spans += self.waiting_spans
+        if left := self.waiting_spans:
+            self.dropped_spans += left
+            LOG.warning("%d spans were not taken by %s and are lost", left, self._name)
 
     def _run(self) -> None:
         attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))  # sending spans makes no spans
@@ -120,35 +127,48 @@ class SpanSender(SpanProcessor):
         return self._every_seconds * float(min(LONGEST_PAUSE, 2**self._failures))
 
     def _send(self, *, everything: bool) -> None:
-        """One batch and then whole ones, or all that waits; ends when the receiver does not take one: it is down."""
+        """One batch and then whole ones, or all that waits; ends when the receiver does not take one."""
         first = True
         while first or everything or len(self._queue) >= self._batch_spans:
             first = False
-            self._out = self._out or self._next()
+            self._out = self._next()
             if not self._out:
                 return
             if self._take(self._out):
                 self._settled()
-                continue
-            self._failures += 1
-            if self._failures % DOUBT_EVERY or not self._doubt():
+            elif not self._failed():
                 return
 
     def _settled(self) -> None:
+        if self._failures >= SAID_AFTER:
+            LOG.warning("%s takes spans again", self._name)
+        self._size = min(self._batch_spans, 2 * self._size)
         with self._changed:
             self._out, self._failures = (), 0
             self._changed.notify_all()
 
-    def _doubt(self) -> bool:
-        """A batch the receiver will never take must not hold up others: if the next goes through, it is given up."""
-        following = self._next()
-        if following and self._take(following):
-            self.dropped_spans += len(self._out)
-            self._settled()
-            return True
-        with self._changed:
-            self._queue.extendleft(reversed(following))
+    def _failed(self) -> bool:
+        """Whether to go on all the same: what was to be sent was given up, as the next batch went through."""
+        self._failures += 1
+        if self._failures == SAID_AFTER:
+            LOG.warning("%s does not take spans; %d wait and are sent again", self._name, self.waiting_spans)
+        if self._failures % DOUBT_EVERY == 0:
+            following = self._next()
+            if following and self._take(following):
+                self.dropped_spans += len(self._out)
+                self._settled()
+                return True
+            self._put_back(following)
+        self._put_back(self._out)
+        # A receiver that is slow, or limits the size of a message, takes smaller ones.
+        self._size = max(1, self._size // 2)
         return False
+
+    def _put_back(self, spans: Sequence[ReadableSpan]) -> None:
+        with self._changed:
+            self._queue.extendleft(reversed(spans))
+            if spans is self._out:
+                self._out = ()
 
     def _take(self, batch: Sequence[ReadableSpan]) -> bool:
         taken = self._exporter.export(batch) is SpanExportResult.SUCCESS
@@ -157,4 +177,4 @@ class SpanSender(SpanProcessor):
 
     def _next(self) -> Sequence[ReadableSpan]:
         with self._changed:
-            return [self._queue.popleft() for _ in range(min(self._batch_spans, len(self._queue)))]
+            return [self._queue.popleft() for _ in range(min(self._size, len(self._queue)))]

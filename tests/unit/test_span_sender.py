@@ -23,6 +23,7 @@ class Receiver(SpanExporter):
         self.bad: set[str] = set()
         self.got: list[str] = []
         self.sizes: list[int] = []
+        self.most = 1 << 30  # spans that it takes in one message
         self.calls = 0
         self.hold = threading.Event()
         self.hold.set()
@@ -31,7 +32,7 @@ class Receiver(SpanExporter):
         self.calls += 1
         self.hold.wait(30)
         names = [span.name for span in spans]
-        if not self.up or self.bad & set(names):
+        if not self.up or self.bad & set(names) or len(names) > self.most:
             return SpanExportResult.FAILURE
         self.got += names
         self.sizes.append(len(names))
@@ -118,6 +119,28 @@ def test_a_batch_the_receiver_never_takes_does_not_hold_up_the_others(receiver: 
     assert receiver.got == numbers(20)
     assert sender.dropped_spans == 1
     assert receiver.calls >= DOUBT_EVERY
+
+
+def test_a_receiver_that_takes_only_small_batches_gets_small_ones(receiver: Receiver, make: Make) -> None:
+    receiver.most = 50
+    sender = make(batch_spans=1000, every_seconds=0.001)
+    send(sender, *numbers(3000))
+    until(lambda: sender.waiting_spans == 0)
+    assert receiver.got == numbers(3000)
+    assert sender.dropped_spans == 0
+
+
+def test_an_outage_is_said_once_and_so_is_its_end(
+    receiver: Receiver, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.up = False
+    sender = make(every_seconds=0.001, name="the backend")
+    send(sender, "a")
+    until(lambda: receiver.calls > 20)
+    receiver.up = True
+    until(lambda: sender.waiting_spans == 0)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["the backend does not take spans; 1 wait and are sent again", "the backend takes spans again"]
 
 
 def test_a_receiver_that_is_only_down_loses_nothing_to_doubt(receiver: Receiver, make: Make) -> None:
