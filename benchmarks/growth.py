@@ -76,6 +76,15 @@ def deep_chains(depth: int, rounds: int) -> Iterator[Asked]:
             yield ask(engine, everything[: (depth + number + 1) * PAGE])
 
 
+def long_prefixes(pages: int, rounds: int) -> Iterator[Asked]:
+    """What a chain is to be as cheap as: one prefix of `pages` pages, continued by a page."""
+    with an_engine() as engine:
+        shared = tokens(pages, 0)
+        ask(engine, shared)
+        for seed in range(rounds):
+            yield ask(engine, np.concatenate([shared, tokens(1, 100 + seed)]))
+
+
 def wide_trees(children: int, rounds: int) -> Iterator[Asked]:
     """`children` siblings behind one page."""
     with an_engine() as engine:
@@ -100,6 +109,7 @@ KINDS: list[tuple[str, Callable[[int, int], Iterator[Asked]], int, int, Callable
     ("fresh prompt of n pages", long_prompts, 128, 2048, lambda n: n),
     ("n shared pages, 4 new", long_hits, 128, 2048, lambda _: 4),
     ("chain of n prefixes, 1 new page", deep_chains, 128, 10_000, lambda _: 1),
+    ("one prefix of n pages, 1 new page", long_prefixes, 128, 10_000, lambda _: 1),
     ("n siblings, 2 new pages", wide_trees, 1_000, 100_000, lambda _: 2),
     ("n namespaces, 4 new pages", many_namespaces, 10, 10_000, lambda _: 4),
 ]

@@ -15,7 +15,7 @@ from opentelemetry.metrics import MeterProvider
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor
 
-from engine import report
+from engine import books, report
 from engine.clock import Clock, SystemClock
 from engine.commands import Choices, CommandOutcome, CommandRequest, Commands, Rates
 from engine.config import EngineConfig, Mode
@@ -37,11 +37,12 @@ from engine.memory.tiers import Tiers
 from engine.model.objects import ObjectKind, SegmentKey, bytes_per_token, checkpoint_bytes, layouts_of
 from engine.model.spec import ModelSpec
 from engine.schedule.adopt import Adopter, Adoption
+from engine.schedule.counters import Counters
 from engine.schedule.foresee import Foresight
 from engine.schedule.gate import Gate
 from engine.schedule.held import held
 from engine.schedule.leaving import prefill_flops
-from engine.schedule.ledger import Counters, Ledger
+from engine.schedule.ledger import Ledger
 from engine.schedule.pace import PrefillPace
 from engine.schedule.plan import Planner
 from engine.schedule.publish import CommitResult, Publisher
@@ -496,7 +497,7 @@ class CacheEngine:
         It looks at every prefix, slot and file under the engine lock: requests wait for it.
         """
         self._tiers.sweep(wait=True)
-        return report.check(self._ledger, self._validator.prove)
+        return books.check(self._ledger, self._validator.prove)
 
     def counters(self) -> Counters:
         """A copy of the plain counters."""

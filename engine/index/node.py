@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Generic, TypeVar
@@ -57,39 +57,53 @@ class Stretch(Generic[R]):
 
     nodes: list[Node[R]]
     edge: bytes
+    first_page: int
+    last_page: int
     leases: int = 0
     proof: Any = None
 
-    @property
-    def last_page(self) -> int:
-        return self.nodes[-1].last_page
+
+Path = Sequence[Node[R] | Stretch[R]]
+"""A way down from the root, in as few steps as there are; a list of all its nodes is one too."""
 
 
-def steps(nodes: Sequence[Node[R]], pages: int) -> Iterator[Node[R] | Stretch[R]]:
-    """A path from the root, of which `pages` pages count, in as few steps as there are: whole stretches, else nodes."""
-    i = 0
-    while i < len(nodes):
-        stretch = nodes[i].stretch
-        end = i + len(stretch.nodes) if stretch is not None else 0
-        if (
-            stretch is not None
-            and stretch.nodes[0] is nodes[i]
-            and end <= len(nodes)
-            and nodes[end - 1] is stretch.nodes[-1]
-            and stretch.last_page <= pages
-        ):
-            yield stretch
-            i = end
+def nodes_of(path: Path[R]) -> list[Node[R]]:
+    found: list[Node[R]] = []
+    for step in path:
+        if isinstance(step, Stretch):
+            found += step.nodes
         else:
-            yield nodes[i]
-            i += 1
+            found.append(step)
+    return found
 
 
-def node_with(nodes: Sequence[Node[R]], page: int) -> Node[R] | None:
-    """The node of a path from the root that has this page."""
-    i = bisect_right(nodes, page, key=_first_page) - 1
-    return nodes[i] if i >= 0 and page < nodes[i].last_page else None
+def last_of(path: Path[R]) -> Node[R] | None:
+    if not path:
+        return None
+    step = path[-1]
+    return step.nodes[-1] if isinstance(step, Stretch) else step
 
 
-def _first_page(node: Node[Any]) -> int:
-    return node.first_page
+def path_to(path: Path[R], pages: int) -> Path[R]:
+    """The path to the node that has the last of so many pages."""
+    last = last_of(path)
+    if last is None or last.first_page < pages:
+        return path
+    kept = list(path[: bisect_left(path, pages, key=_first_page)])
+    step = kept[-1] if kept else None
+    if isinstance(step, Stretch) and step.last_page > pages:
+        kept[-1:] = step.nodes[: bisect_left(step.nodes, pages, key=_first_page)]
+    return kept
+
+
+def node_with(path: Path[R], page: int) -> Node[R] | None:
+    """The node of a path that has this page."""
+    i = bisect_right(path, page, key=_first_page) - 1
+    step = path[i] if i >= 0 else None
+    if step is None or page >= step.last_page:
+        return None
+    return node_with(step.nodes, page) if isinstance(step, Stretch) else step
+
+
+def _first_page(step: Node[Any] | Stretch[Any]) -> int:
+    return step.first_page

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from engine.index.node import Node, Stretch, prefix_id_of, seed
+from engine.index.node import Node, Path, Stretch, last_of, nodes_of, prefix_id_of, seed
 
 R = TypeVar("R")
 TOKEN_BYTES = 4
@@ -20,14 +20,24 @@ STRETCH_NODES = 32
 
 @dataclass(frozen=True, slots=True)
 class Match(Generic[R]):
-    """The longest common path: `nodes` from the top, all matched wholly but perhaps the last; `pages` in all."""
+    """The longest common path: its nodes are all matched wholly but perhaps the last; `pages` in all."""
 
-    nodes: list[Node[R]]
+    path: Path[R]
     pages: int
 
     @property
+    def nodes(self) -> list[Node[R]]:
+        """All of them, from the top: as many as the path is long, so not for every request."""
+        return nodes_of(self.path)
+
+    @property
+    def last(self) -> Node[R] | None:
+        return last_of(self.path)
+
+    @property
     def last_is_whole(self) -> bool:
-        return not self.nodes or self.nodes[-1].last_page == self.pages
+        last = self.last
+        return last is None or last.last_page == self.pages
 
 
 class RadixIndex(Generic[R]):
@@ -41,10 +51,10 @@ class RadixIndex(Generic[R]):
 
     def match(self, namespace: str, tokens: bytes) -> Match[R]:
         """Longest common run of whole pages. No hashing of content, no allocation but the path."""
-        nodes: list[Node[R]] = []
+        path: list[Node[R] | Stretch[R]] = []
         node = self._roots.get(namespace)
         if node is None:
-            return Match(nodes, 0)
+            return Match(path, 0)
         step, position, end = self.page_bytes, 0, len(tokens)
         while position + step <= end:
             child = node.children.get(tokens[position : position + step])
@@ -52,17 +62,17 @@ class RadixIndex(Generic[R]):
                 break
             stretch = child.stretch
             if stretch is not None and stretch.nodes[0] is child and tokens.startswith(stretch.edge, position):
-                nodes += stretch.nodes
+                path.append(stretch)
                 position += len(stretch.edge)
-                node = nodes[-1]
+                node = stretch.nodes[-1]
                 continue
-            nodes.append(child)
+            path.append(child)
             if not tokens.startswith(child.edge, position):
                 position += self._common_bytes(child.edge, tokens, position)
                 break
             position += len(child.edge)
             node = child
-        return Match(nodes, position // step)
+        return Match(path, position // step)
 
     def _common_bytes(self, edge: bytes, tokens: bytes, position: int) -> int:
         """Whole pages of `edge` that `tokens` shares at `position`, in bytes: binary search, each probe a memcmp."""
@@ -100,7 +110,8 @@ class RadixIndex(Generic[R]):
             walk = walk.parent
         if len(found) == STRETCH_NODES:
             found.reverse()
-            stretch = Stretch(found, b"".join(each.edge for each in found))
+            edge = b"".join(each.edge for each in found)
+            stretch = Stretch(found, edge, found[0].first_page, node.last_page)
             for each in found:
                 each.stretch = stretch
 
@@ -157,9 +168,9 @@ class RadixIndex(Generic[R]):
     def path_id(self, space: str, match: Match[R]) -> str:
         """What names the path that ends where `match` does: the id of the prefix that ends there, or would, and `space`
         for the empty one. Hashes what it shares of the last node, if that is not all."""
-        if not match.nodes:
+        node = match.last
+        if node is None:
             return space
-        node = match.nodes[-1]
         if node.last_page == match.pages or node.parent is None:
             return prefix_id_of(node.hasher)
         hasher = node.parent.hasher.copy()

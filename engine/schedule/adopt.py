@@ -14,7 +14,8 @@ from engine.memory.disk import AdoptedFile
 from engine.memory.diskfile import ObjectHeader
 from engine.memory.holding import DiskCopy, Holding
 from engine.model.objects import BOUNDARY_KINDS, ObjectKind
-from engine.schedule.ledger import Damage, Ledger, PrefixNode
+from engine.schedule.counters import Damage
+from engine.schedule.ledger import Ledger
 from engine.schedule.lineage import content_of
 from engine.schedule.room import Room
 
@@ -111,10 +112,10 @@ class Adopter:
             return False  # an ancestor's file is missing
         if match.pages > header.first_page:
             return False  # another file holds (a part of) the same pages already
-        if match.nodes and not match.last_is_whole:
-            ledger.split(match.nodes[-1], header.first_page - match.nodes[-1].first_page)
+        if match.last is not None and not match.last_is_whole:
+            ledger.split(match.last, header.first_page - match.last.first_page)
             match = ledger.index.match(header.namespace, tokens)
-        parent = match.nodes[-1] if match.nodes else None
+        parent = match.last
         history = kinds.get(ObjectKind.COMPRESSED_KV)
         if parent is not None and history is not None and history.header.built_from != content_of(parent.record):
             return False  # its ancestors' files are gone; those that are here are of another run
@@ -165,9 +166,9 @@ class Adopter:
         match = ledger.index.match(header.namespace, tokens)
         if not ledger.layouts.span_kinds and pages > match.pages:
             match = self._bare_path(header, tokens[: pages * ledger.index.page_bytes])
-        if match.pages != pages or not match.nodes or not match.last_is_whole:
+        node = match.last
+        if match.pages != pages or node is None or not match.last_is_whole:
             return False
-        node: PrefixNode = match.nodes[-1]
         if header.built_from != content_of(node.record):
             return False  # captured behind the same tokens of another run
         rest = tokens[pages * ledger.index.page_bytes :]
@@ -182,12 +183,10 @@ class Adopter:
     def _bare_path(self, header: ObjectHeader, tokens: bytes) -> Match[PrefixRecord]:
         """The path to a checkpoint of a model that keeps no history: no other file names it."""
         ledger, match = self._ledger, self._ledger.index.match(header.namespace, tokens)
-        if match.nodes and not match.last_is_whole:
-            ledger.split(match.nodes[-1], match.pages - match.nodes[-1].first_page)
+        if match.last is not None and not match.last_is_whole:
+            ledger.split(match.last, match.pages - match.last.first_page)
             match = ledger.index.match(header.namespace, tokens)
-        node = ledger.append(
-            header.namespace, match.nodes[-1] if match.nodes else None, tokens[match.pages * ledger.index.page_bytes :]
-        )
+        node = ledger.append(header.namespace, match.last, tokens[match.pages * ledger.index.page_bytes :])
         node.record.odd_pages = frozenset(header.odd_pages)
         return ledger.index.match(header.namespace, tokens)
 

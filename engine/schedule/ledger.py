@@ -9,7 +9,6 @@ Publishing: bytes, then checksums, then the index entry. Unpublishing: the entry
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from threading import Condition, RLock
 
 from engine.clock import Clock
@@ -31,6 +30,7 @@ from engine.memory.holding import Holding, Tier
 from engine.memory.tiers import Tiers
 from engine.model.objects import BOUNDARY_KINDS, ObjectKind, PrefixLayouts
 from engine.model.spec import ModelSpec
+from engine.schedule.counters import Counters, Damage
 from engine.schedule.losses import Losses
 from engine.schedule.underway import Underway
 from engine.schedule.validation import VALIDATION_OF, Check, Validation, Verdict
@@ -38,44 +38,6 @@ from engine.telemetry.ring import NO_SPAN, Ring, SpanContext, new_span
 
 PrefixNode = Node[PrefixRecord]
 DAMAGE_KEPT = 256
-
-
-@dataclass(slots=True)
-class Counters:
-    """Plain ints, written under the engine lock, read by anyone. Token counters, never only ratios."""
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    lcp_tokens: int = 0
-    usable_tokens: int = 0
-    replay_tokens: int = 0
-    validations: int = 0
-    transitions: int = 0
-    commits: int = 0
-    committed_tokens: int = 0
-    by_validation: dict[tuple[str, str, str], int] = field(default_factory=dict)  # validation, verdict, reason
-    by_hit: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)  # kind, state, tier -> tokens, requests
-    by_namespace: dict[str, list[int]] = field(default_factory=dict)  # tokens, requests asked
-    by_outcome: dict[str, int] = field(default_factory=dict)
-    by_gap: dict[str, int] = field(default_factory=dict)  # reason -> tokens of lcp that were not usable
-    lost: dict[str, int] = field(default_factory=dict)  # cause -> tokens of prompts that were no hit
-    recoveries: dict[tuple[str, str], int] = field(default_factory=dict)  # tier, outcome
-    evictions: dict[tuple[str, str], int] = field(default_factory=dict)  # cause, kind
-    refusals: dict[str, int] = field(default_factory=dict)  # reason -> commits of which nothing was kept
-    cuts: dict[str, int] = field(default_factory=dict)  # reason -> commits of which only the beginning was kept
-    checkpoints_dropped: dict[str, int] = field(default_factory=dict)  # reason
-    verified_bytes: int = 0
-    wrong_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Damage:
-    """One damaged object, for people."""
-
-    prefix_id: str
-    kind: str
-    reason: str
-    at_ns: int
 
 
 class Ledger:
@@ -207,7 +169,8 @@ class Ledger:
         return node
 
     def split(self, node: PrefixNode, pages: int, parent: SpanContext = NO_SPAN) -> PrefixNode:
-        """Cut a prefix in two by page range; nothing is copied. The lower half stays the prefix it was."""
+        """Cut a prefix that is not busy in two by page range; nothing is copied. The lower half stays the prefix it
+        was."""
         lower = node.record
 
         def make(prefix_id: str, parent_id: str) -> PrefixRecord:
@@ -227,7 +190,7 @@ class Ledger:
         if history := lower.spans.get(ObjectKind.COMPRESSED_KV):
             history.built_from = history.content_version  # the page before it is of the same run
         lower.first_page, lower.n_pages = lower.first_page + pages, lower.n_pages - pages
-        record.own_leases, record.busy = lower.own_leases, lower.busy
+        record.own_leases = lower.own_leases
         record.pinned_until_ns, record.served_ns = lower.pinned_until_ns, lower.served_ns
         self.nodes[record.prefix_id] = upper
         self.states[State.NEW] += 1
@@ -237,7 +200,7 @@ class Ledger:
             order.insert_above(upper, node)
         self.place(upper)
         self.place(node)
-        after = State.FULL_RESTORE if lower.state is State.FULL_RESTORE else record.natural_state
+        after = record.natural_state
         if lower.state is State.QUARANTINED and any(h.absent for h in record.spans.values()):
             after = State.QUARANTINED
         self.move(upper, after, CauseOf(Cause.SPLIT), parent=parent)
@@ -245,12 +208,12 @@ class Ledger:
 
     # -- orders -----------------------------------------------------------------------------------------------------
 
-    def touch(self, nodes: list[PrefixNode], now_ns: int) -> None:
+    def touch(self, node: PrefixNode | None, now_ns: int) -> None:
         """A path was used: to touch its end is to touch all of it."""
-        if nodes:
-            nodes[-1].record.served_ns = now_ns
+        if node is not None:
+            node.record.served_ns = now_ns
             for order in self.orders.values():
-                order.touch_path(nodes[-1])
+                order.touch_path(node)
 
     def place(self, node: PrefixNode) -> None:
         """Put a prefix into exactly the orders of the tiers it has bytes in, and its bytes into the books. To be called

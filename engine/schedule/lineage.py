@@ -130,7 +130,9 @@ class Lineage:
         A reason when something of it is leased, pinned or being copied; nothing is changed then.
         """
         ledger = self._ledger
-        node = next(n for n in match.nodes if n.first_page <= page < n.last_page)
+        node = node_with(match.path, page)
+        if node is None:
+            raise ValueError(f"page {page} is not on a path of {match.pages} pages")
         hold.let_go()
         try:
             below = _subtree(node)
@@ -204,7 +206,7 @@ def _runs_through(node: PrefixNode | None, page: int, match: Match[PrefixRecord]
     """Whether the matched path has the page before `page` from the path that ends at `node`."""
     while node is not None and node.first_page >= page:
         node = node.parent
-    return node is not None and node_with(match.nodes, node.first_page) is node
+    return node is not None and node_with(match.path, node.first_page) is node
 
 
 def native_sums(record: PrefixRecord, kind: ObjectKind) -> PageSums | None:

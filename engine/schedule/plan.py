@@ -6,7 +6,6 @@ that would not end before the deadline is no candidate.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,8 +13,7 @@ from engine.clock import Clock
 from engine.config import EngineConfig, Mode
 from engine.consistency.lease import Cost
 from engine.consistency.prefix import Checkpoint, PrefixRecord
-from engine.consistency.stretch import PrefixStretch
-from engine.index.node import Node, Stretch
+from engine.index.node import Path, Stretch, path_to
 from engine.index.radix import TOKEN_BYTES, Match
 from engine.memory.holding import Holding, Tier
 from engine.memory.tiers import Tiers
@@ -25,7 +23,6 @@ from engine.model.spec import ModelSpec
 from engine.schedule.pace import PrefillPace
 from engine.schedule.validation import Boundary, Check, Validator, first_failure
 
-PrefixNode = Node[PrefixRecord]
 CANDIDATES_WEIGHED = 16
 GAP_REASONS = {
     "none": "all of the longest common prefix is the hit",
@@ -85,10 +82,9 @@ class Refusal(NamedTuple):
 
 
 class _Spot(NamedTuple):
-    """A candidate before it is looked at: the first `depth` prefixes of a path and a position behind them."""
+    """A candidate before it is looked at: a position, and how many pages of the matched path count for it."""
 
     tokens: int
-    depth: int
     pages: int
     checkpoint: Checkpoint | None = None
     replay_tokens: int = 0
@@ -98,10 +94,10 @@ class _Spot(NamedTuple):
     def net_tokens(self) -> int:
         return self.tokens - self.replay_tokens
 
-    def boundary(self, nodes: list[PrefixNode], *, approximate: bool) -> Boundary:
+    def boundary(self, path: Path[PrefixRecord], *, approximate: bool) -> Boundary:
         return Boundary(
-            self.tokens, nodes if self.depth == len(nodes) else nodes[: self.depth], self.pages, self.checkpoint,
-            replay_tokens=self.replay_tokens, approximate=approximate or self.approximate,
+            self.tokens, path_to(path, self.pages), self.pages, self.checkpoint, replay_tokens=self.replay_tokens,
+            approximate=approximate or self.approximate,
         )  # fmt: skip
 
 
@@ -180,7 +176,7 @@ class Planner:
                 unpaid = unpaid or spot.replay_tokens > 0
                 continue
             weighed += 1
-            found = self._weigh(spot.boundary(match.nodes, approximate=approximate), mode, deadline_s)
+            found = self._weigh(spot.boundary(match.path, approximate=approximate), mode, deadline_s)
             if found.refusal is not None:
                 refused.append(found.refusal)
             if found.plan is None:
@@ -214,38 +210,39 @@ class Planner:
 
     def _candidates(self, match: Match[PrefixRecord], tokens: bytes, window_replay: bool) -> list[_Spot]:
         """Positions worth a look, by tokens they would save, most first; of equal ones the exact first."""
-        nodes, page_tokens = match.nodes, self._page_tokens
+        page_tokens = self._page_tokens
         found: list[_Spot] = []
-        depth = len(nodes) if match.last_is_whole else len(nodes) - 1
         whole_pages = self._whole_to(match)
-        while depth > 0 and len(found) < CANDIDATES_WEIGHED:
-            record = nodes[depth - 1].record
+        node = match.last
+        if node is not None and not match.last_is_whole:
+            node = node.parent
+        while node is not None and node.parent is not None and len(found) < CANDIDATES_WEIGHED:
+            record = node.record
             if record.checkpoints and (record.last_page <= whole_pages or not found):  # one is told why it is none
                 start = record.last_page * page_tokens * TOKEN_BYTES
                 found.extend(
-                    _Spot(c.boundary, depth, record.last_page, c)
+                    _Spot(c.boundary, record.last_page, c)
                     for c in record.checkpoints.values()
                     if tokens.startswith(c.tail_tokens, start)
                 )
-            depth -= 1
+            node = node.parent
         edge = match.pages * page_tokens
         if edge:
             if self._layouts.window.empty and self._layouts.recurrent.empty and self._layouts.tail_is_empty(edge):
-                found.append(_Spot(edge, len(nodes), match.pages))
+                found.append(_Spot(edge, match.pages))
             elif self._replay_possible and (pages := self._replay_edge(match)):
-                depth = bisect_left(nodes, pages, key=lambda node: node.first_page)
-                found.append(_Spot(pages * page_tokens, depth, pages, replay_tokens=self._replay_tokens))
+                found.append(_Spot(pages * page_tokens, pages, replay_tokens=self._replay_tokens))
             elif not found:
-                found.append(_Spot(edge, len(nodes), match.pages))  # to be refused with its reason
+                found.append(_Spot(edge, match.pages))  # to be refused with its reason
             if window_replay and self._replay_possible and self._pays_by_window(edge):
                 replay = self._window_replay_tokens
-                found.append(_Spot(edge, len(nodes), match.pages, replay_tokens=replay, approximate=True))
+                found.append(_Spot(edge, match.pages, replay_tokens=replay, approximate=True))
         found.sort(key=lambda spot: spot.net_tokens, reverse=True)
         return found
 
     def _whole_to(self, match: Match[PrefixRecord]) -> int:
         """How many pages of the path have each of their objects in some tier: nothing past them can be a hit."""
-        for step in self._validator.proven_steps(match.nodes, match.pages):
+        for step in self._validator.proven_steps(match.path):
             if not isinstance(step, Stretch) and any(holding.absent for holding in step.record.spans.values()):
                 return step.first_page
         return match.pages
@@ -255,7 +252,7 @@ class Planner:
         over must have been computed so. 0 where there is none."""
         pages, over = match.pages, self._replay_tokens // self._page_tokens
         named: set[int] = set()
-        for step in self._validator.proven_steps(match.nodes, match.pages):
+        for step in self._validator.proven_steps(match.path):
             named |= step.proof.odd_pages if isinstance(step, Stretch) else step.record.odd_pages
         for page in sorted((page for page in named if page < match.pages), reverse=True):
             if page >= pages - over:
@@ -293,13 +290,13 @@ class Planner:
         disk = v.disk_reloaded(boundary)
         return (complete, tail, window, indexer, disk), (t0, t1, t2, t3, t4, clock())
 
-    def path(self, boundary: Boundary) -> list[PrefixNode | PrefixStretch]:
-        """The boundary's path in few steps (`Validator.path`)."""
-        return self._validator.path(boundary)
+    def steps(self, boundary: Boundary) -> Path[PrefixRecord]:
+        """The boundary's path in few steps (`Validator.steps`)."""
+        return self._validator.steps(boundary)
 
     def _restore_bytes(self, boundary: Boundary) -> dict[Tier, int]:
         needs: dict[Tier, int] = {}
-        for holding in needed_holdings(boundary, self._validator.path(boundary)):
+        for holding in needed_holdings(boundary, self._validator.steps(boundary)):
             tier = holding.below
             if holding.gpu is None and tier is not None and holding.n_pages:
                 needs[tier] = needs.get(tier, 0) + holding.below_bytes
@@ -321,7 +318,7 @@ class Planner:
         return ""
 
 
-def needed_holdings(boundary: Boundary, path: list[PrefixNode | PrefixStretch]) -> list[Holding]:
+def needed_holdings(boundary: Boundary, path: Path[PrefixRecord]) -> list[Holding]:
     """Every object the boundary needs and may not have on the GPU: span objects of the path (but not of what is proven
     there) and, without replay, the checkpoint's blocks."""
     found: list[Holding] = []
@@ -336,7 +333,7 @@ def needed_holdings(boundary: Boundary, path: list[PrefixNode | PrefixStretch]) 
 
 def kinds_served(boundary: Boundary) -> list[ObjectKind]:
     """Object kinds that a hit at this boundary is served from."""
-    found = list(boundary.nodes[-1].record.spans)
+    found = list(boundary.last.record.spans)
     if boundary.checkpoint is not None and not boundary.replay_tokens:
         found.extend(boundary.checkpoint.blocks)
     return found

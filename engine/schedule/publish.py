@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.consistency.lease import Lease
-from engine.consistency.prefix import CauseOf, Checkpoint
+from engine.consistency.prefix import CauseOf, Checkpoint, PrefixRecord
 from engine.consistency.state import Cause, State
-from engine.index.node import node_with
-from engine.index.radix import TOKEN_BYTES
+from engine.index.node import Path, node_with
+from engine.index.radix import TOKEN_BYTES, Match
 from engine.index.space import namespace_of
 from engine.memory.holding import Holding, SlotCopy, Tier
 from engine.model.objects import ObjectKind
@@ -127,16 +127,16 @@ class Publisher:
                 return self.refuse("gap_before_start")
             if not self._lineage.stands_on(lease, match, start_page):
                 return self.refuse(OTHER_LINEAGE)
-            stale = self._to_refresh(match.nodes, base, state)
+            stale = self._to_refresh(match, base, state)
             pages, cut = self._gate.offer(space, tokens, pages, base, lease)
             if cut:
                 tokens, positions = self._cut_to(tokens, pages, positions, cut)
                 if pages == base and not positions and not stale:
                     return self.refuse(cut)
-            hold = Hold(match.nodes[-1] if match.nodes else None)
+            hold = Hold(match.last)
             hold.pin()
             covered = self._lineage.covered(match, start_page) if state is not None else []
-            new_prefixes = self._new_prefixes(match.nodes, base, pages, positions)
+            new_prefixes = self._new_prefixes(match.path, base, pages, positions)
         draft: Draft | None = None
         try:
             other = self._lineage.first_other_page(covered, state) if covered and state is not None else None
@@ -147,8 +147,8 @@ class Publisher:
                         return self.refuse(reason)
                     match = ledger.index.match(space, tokens)
                     base = match.pages
-                    stale = self._to_refresh(match.nodes, base, state)
-                    new_prefixes = self._new_prefixes(match.nodes, base, pages, positions)
+                    stale = self._to_refresh(match, base, state)
+                    new_prefixes = self._new_prefixes(match.path, base, pages, positions)
             draft = Draft(namespace_of(space), base, pages - base, ledger.next_content())
             draft.odd_pages = state.odd_pages if state is not None else frozenset()
             reason = self._drafts.reserve(draft, positions, stale, new_prefixes)
@@ -183,24 +183,24 @@ class Publisher:
         self._ledger.count_dropped(reason, len(positions) - len(kept))
         return tokens[: max([pages * self._page_tokens, *kept[-1:]]) * TOKEN_BYTES], kept
 
-    def _to_refresh(self, nodes: list[PrefixNode], base: int, state: NewState | None) -> list[PrefixNode]:
+    def _to_refresh(self, match: Match[PrefixRecord], base: int, state: NewState | None) -> list[PrefixNode]:
         """Prefixes on the path that are off the GPU or damaged and whose bytes the model has just computed again."""
         if state is None:
             return []
         return [
             n
-            for n in nodes
+            for n in match.nodes
             if n.last_page <= base
             and n.first_page * self._page_tokens >= state.start_tokens
             and not n.record.busy
             and (not n.record.resident or n.record.state is State.QUARANTINED)
         ]
 
-    def _new_prefixes(self, nodes: list[PrefixNode], base: int, pages: int, positions: list[int]) -> int:
+    def _new_prefixes(self, path: Path[PrefixRecord], base: int, pages: int, positions: list[int]) -> int:
         """How many the tree will have more: runs of new pages between checkpoints, and upper halves of splits."""
         cuts = {b // self._page_tokens for b in positions} | {pages}
         inside = {cut for cut in cuts if cut <= base} | {base}
-        splits = sum((node := node_with(nodes, cut)) is not None and node.first_page < cut for cut in inside)
+        splits = sum((node := node_with(path, cut)) is not None and node.first_page < cut for cut in inside)
         return sum(cut > base for cut in cuts) + splits
 
     # -- publication, under the lock --------------------------------------------------------------------------------
@@ -216,23 +216,23 @@ class Publisher:
         while True:
             if ledger.tiers.materialise and not self._lineage.agrees(match, draft.first_page, draft.spans):
                 return self.refuse(OTHER_LINEAGE)
-            if not any(self._cut_at(match.nodes, cut, span) for cut in (*cuts, match.pages) if cut <= match.pages):
+            if not any(self._cut_at(match.path, cut, span) for cut in (*cuts, match.pages) if cut <= match.pages):
                 break
             match = ledger.index.match(space, tokens)
         self._drafts.landed(draft)
         self._trim(draft, match.pages)
         self._refresh(draft, cause, span)
-        path = match.nodes if match.last_is_whole else match.nodes[:-1]
-        held = len(path)
-        parent = path[-1] if path else None
+        fresh: list[PrefixNode] = []
+        parent = match.last
         for cut in cuts:
             if cut <= match.pages:
                 continue
             first = parent.last_page if parent is not None else 0
             node = ledger.append(space, parent, tokens[first * page_bytes : cut * page_bytes])
             self._hang_spans(node, draft, first)
-            path.append(node)
+            fresh.append(node)
             parent = node
+        path = [*match.path, *fresh]
         added = self._hang_checkpoints(path, tokens, draft)
         for page in sorted({boundary // self._page_tokens for boundary in added}):
             node = self._ends_at(path, page)
@@ -240,23 +240,23 @@ class Publisher:
                 ledger.place(node)
                 if not node.record.busy:
                     ledger.settle(node, cause, parent=span)  # a checkpoint computed again may have made it whole
-        for node in path[held:]:
+        for node in fresh:
             ledger.place(node)
             node.record.refresh()
             after = State.APPROXIMATE if node.record.approximate else State.FULL
             ledger.move(node, after, cause, parent=span)
         self._drafts.unbook(draft)
-        ledger.touch(path, ledger.clock.monotonic_ns())
+        ledger.touch(parent, ledger.clock.monotonic_ns())
         new_pages = pages - match.pages
         ledger.counters.commits += 1
         ledger.counters.committed_tokens += new_pages * self._page_tokens
         ledger.graph.changed()
-        last = path[-1].record.prefix_id if path else ""
+        last = parent.record.prefix_id if parent is not None else ""
         return CommitResult("admitted", "ok", new_pages * self._page_tokens, new_pages, added, last)
 
-    def _cut_at(self, nodes: list[PrefixNode], page: int, span: SpanContext) -> bool:
+    def _cut_at(self, path: Path[PrefixRecord], page: int, span: SpanContext) -> bool:
         """Split the prefix that `page` falls into. True when the tree changed (or may have, while waiting)."""
-        node = node_with(nodes, page)
+        node = node_with(path, page)
         if node is None or node.first_page == page:
             return False
         if node.record.busy:
@@ -265,7 +265,7 @@ class Publisher:
             self._ledger.split(node, page - node.first_page, span)
         return True
 
-    def _ends_at(self, path: list[PrefixNode], page: int) -> PrefixNode:
+    def _ends_at(self, path: Path[PrefixRecord], page: int) -> PrefixNode:
         node = node_with(path, page - 1)
         if node is None or node.last_page != page:
             raise ValueError(f"no prefix ends at page {page}, though the path was cut there")
@@ -294,7 +294,7 @@ class Publisher:
             if cut.sums is not None:
                 record.native_sums[kind] = cut.sums
 
-    def _hang_checkpoints(self, path: list[PrefixNode], tokens: bytes, draft: Draft) -> tuple[int, ...]:
+    def _hang_checkpoints(self, path: Path[PrefixRecord], tokens: bytes, draft: Draft) -> tuple[int, ...]:
         added = []
         for boundary, blocks in draft.blocks.items():
             page = boundary // self._page_tokens

@@ -165,7 +165,7 @@ class Server:
         """
         ledger, boundary = self._ledger, plan.boundary
         span = request.span
-        target = boundary.nodes[-1]
+        target = boundary.last
         needs_checkpoint = boundary.checkpoint is not None and not boundary.replay_tokens
         wanted = boundary.checkpoint.checkpoint_id if boundary.checkpoint and needs_checkpoint else None
         steps = [n for n in boundary.nodes if not n.record.resident or (n is target and not _ready(n, wanted))]
@@ -221,9 +221,9 @@ class Server:
         now_ns = ledger.clock.monotonic_ns()
         ledger.leases.grant(lease, now_ns)
         if boundary is not None:
-            ledger.touch(boundary.nodes, now_ns)
+            ledger.touch(boundary.last, now_ns)
             if boundary.checkpoint is not None:
-                ledger.checkpoints.touch((boundary.nodes[-1], boundary.checkpoint.checkpoint_id))
+                ledger.checkpoints.touch((boundary.last, boundary.checkpoint.checkpoint_id))
         self._count(lease, boundary)
         self._record(lease, request, now_ns)
         return lease
@@ -239,7 +239,7 @@ class Server:
         gap = "none" if usable == lcp and lcp else ("new_content" if not lcp else request.reason or "no_checkpoint")
         lost = self._lost(request, outlook.match, lcp, usable)
         spans, blocks = self._bind(boundary) if boundary is not None else ({}, {})
-        last = boundary.nodes[-1].record if boundary is not None else None
+        last = boundary.last.record if boundary is not None else None
         approximate = boundary is not None and (boundary.approximate or (request.approximate and lossy(spans)))
         explanation = Explanation(
             outcome=outcome,
@@ -269,7 +269,7 @@ class Server:
             replay_tokens=boundary.replay_tokens if boundary is not None else 0,
             checkpoint_hints=self._hints(request, outlook, boundary),
             explanation=explanation,
-            node=boundary.nodes[-1] if boundary is not None else None,
+            node=boundary.last if boundary is not None else None,
             pages=boundary.pages if boundary is not None else 0,
             spans=spans,
             blocks=blocks,
@@ -277,15 +277,15 @@ class Server:
         )
 
     def _lost(self, request: _Request, match: Match[PrefixRecord], lcp_tokens: int, usable_tokens: int) -> Lost:
-        approximate = bool(match.nodes) and match.nodes[0].record.approximate
+        approximate = match.last is not None and match.last.record.approximate
         space = space_of(request.namespace, approximate=approximate)
         gap = request.refuse or request.reason or "no_checkpoint"
         return self._ledger.losses.attribute(space, request.tokens, match, lcp_tokens, usable_tokens, gap)
 
     def _bind(self, boundary: Boundary) -> tuple[dict[ObjectKind, list[Bound]], dict[ObjectKind, Bound]]:
         tiers = self._ledger.tiers
-        spans: dict[ObjectKind, list[Bound]] = {kind: [] for kind in boundary.nodes[-1].record.spans}
-        for step in self._planner.path(boundary):
+        spans: dict[ObjectKind, list[Bound]] = {kind: [] for kind in boundary.last.record.spans}
+        for step in self._planner.steps(boundary):
             if isinstance(step, Stretch):
                 for kind, bound in bounds_of(step, tiers.gpu).items():
                     spans[kind].append(bound)
@@ -339,7 +339,7 @@ class Server:
             c.lost[cause] = c.lost.get(cause, 0) + n
         if boundary is None:
             return
-        boundary.nodes[-1].record.tokens_served += lease.usable_tokens
+        boundary.last.record.tokens_served += lease.usable_tokens
         kinds = kinds_served(boundary)
         if why.tier == "disk":
             kinds.append(ObjectKind.DISK_PREFIX)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from engine.consistency.prefix import Checkpoint, PrefixRecord
 from engine.consistency.state import State
 from engine.consistency.stretch import PrefixStretch, Proof
-from engine.index.node import Node, Stretch, steps
+from engine.index.node import Node, Path, Stretch, last_of, nodes_of
 from engine.index.radix import TOKEN_BYTES
 from engine.memory.codec import CODEC_VERSION, CODECS, NATIVE
 from engine.memory.holding import Holding
@@ -92,19 +92,31 @@ class Boundary:
     """A candidate position: `nodes` is the path to it, of which `pages` pages count (the last node may be cut)."""
 
     tokens: int
-    nodes: list[Node[PrefixRecord]]
+    path: Path[PrefixRecord]
     pages: int
     checkpoint: Checkpoint | None
     replay_tokens: int = 0
     restored: bool = False
     final: bool = False  # recovery is over: a replay is now the caller's part and counts as a pass
     approximate: bool = False  # what a hit here gives is not what an uninterrupted run would have
-    path: list[Node[PrefixRecord] | PrefixStretch] | None = None  # the nodes in few steps (`Validator.path`)
+    proven: Path[PrefixRecord] | None = None  # the path as `Validator.steps` made it
+
+    @property
+    def last(self) -> Node[PrefixRecord]:
+        last = last_of(self.path)
+        if last is None:
+            raise ValueError("a boundary lies behind at least one prefix")
+        return last
+
+    @property
+    def nodes(self) -> list[Node[PrefixRecord]]:
+        """All of them, from the top: as many as the path is long, so not for every request."""
+        return nodes_of(self.path)
 
     @property
     def prefix_id(self) -> str:
         """The prefix (tree node) the boundary hangs on; a checkpoint past it has an id of its own."""
-        return self.nodes[-1].record.prefix_id
+        return self.last.record.prefix_id
 
     @property
     def replay_reason(self) -> str:
@@ -128,16 +140,16 @@ class Validator:
             self.disk_reloaded(boundary),
         )
 
-    def path(self, boundary: Boundary) -> list[Node[PrefixRecord] | PrefixStretch]:
-        """The path in few steps: stretches that are proven, of everything else each prefix. Made once for a boundary,
-        which lives within one locked step."""
-        if boundary.path is None:
-            boundary.path = self.proven_steps(boundary.nodes, boundary.pages)
-        return boundary.path
+    def steps(self, boundary: Boundary) -> Path[PrefixRecord]:
+        """The path in steps of which is known what the validations ask: stretches that are proven, of everything else
+        each prefix. Made once for a boundary, which lives within one locked step."""
+        if boundary.proven is None:
+            boundary.proven = self.proven_steps(boundary.path)
+        return boundary.proven
 
-    def proven_steps(self, nodes: list[Node[PrefixRecord]], pages: int) -> list[Node[PrefixRecord] | PrefixStretch]:
+    def proven_steps(self, path: Path[PrefixRecord]) -> Path[PrefixRecord]:
         found: list[Node[PrefixRecord] | PrefixStretch] = []
-        for step in steps(nodes, pages):
+        for step in path:
             if not isinstance(step, Stretch) or self.proof_of(step).holds:
                 found.append(step)
             else:
@@ -171,9 +183,9 @@ class Validator:
         if self._layouts.history.empty:
             return Check(Validation.COMPRESSED_COMPLETE, kind, Verdict.NOT_APPLICABLE, "not_in_model")
         verdict, reason, page = Verdict.PASS, "ok", 0
-        for step in self.path(boundary):
+        for step in self.steps(boundary):
             if isinstance(step, Stretch):
-                if step.nodes[0].first_page != page:
+                if step.first_page != page:
                     return Check(Validation.COMPRESSED_COMPLETE, kind, Verdict.FAIL, "pages_missing")
             elif why := self._history_lacks(step.record, page):
                 if why != "needs_restore":
@@ -224,7 +236,7 @@ class Validator:
         if self._layouts.indexer.empty:
             return Check(name, kind, Verdict.NOT_APPLICABLE, "not_in_model")
         verdict, reason = Verdict.PASS, "ok"
-        for step in self.path(boundary):
+        for step in self.steps(boundary):
             if not isinstance(step, Stretch) and (why := _entries_lack(step.record)):
                 if why != "needs_restore":
                     return Check(name, kind, Verdict.FAIL, why)
@@ -234,9 +246,9 @@ class Validator:
     def disk_reloaded(self, boundary: Boundary) -> Check:
         """Every object is mapped on the GPU now; those that were not have been read whole and proven."""
         kind, name = ObjectKind.DISK_PREFIX, Validation.DISK_RELOADED
-        if boundary.nodes and boundary.nodes[-1].record.state is State.QUARANTINED:
+        if boundary.last.record.state is State.QUARANTINED:
             return Check(name, kind, Verdict.FAIL, "quarantined")
-        for step in self.path(boundary):
+        for step in self.steps(boundary):
             if not isinstance(step, Stretch) and not _on_gpu(step.record):
                 return Check(name, kind, Verdict.REPAIRABLE, "needs_restore")
         checkpoint = boundary.checkpoint

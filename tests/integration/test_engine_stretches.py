@@ -7,7 +7,7 @@ import pytest
 from engine_support import GENEROUS_S, fork, prompt
 
 from engine.errors import StalePointer
-from engine.index.node import Stretch, steps
+from engine.index.node import Stretch
 from engine.index.radix import STRETCH_NODES
 
 TURNS = 2 * STRETCH_NODES + 10
@@ -32,7 +32,8 @@ class Conversation:
 
     @property
     def stretches(self):
-        return [step for step in steps(self.path, TURNS) if isinstance(step, Stretch)]
+        path = self.ledger.index.match("default", self.tokens.tobytes()).path
+        return [step for step in path if isinstance(step, Stretch)]
 
     def serve(self, tokens=None):
         """What is a hit, after every byte of it was compared; and the books must balance, proofs made again."""

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from engine.consistency.orders import TailsFirst
 from engine.errors import CodecRefused, CorruptObject, StalePointer
 from engine.index import radix
-from engine.index.node import Stretch, node_with, seed, steps
+from engine.index.node import Stretch, node_with, nodes_of, path_to, seed
 from engine.index.radix import RadixIndex
 from engine.memory import diskfile
 from engine.memory.arena import Arena
@@ -94,16 +94,18 @@ class IndexMachine(RuleBasedStateMachine):
             path = [node]
             while path[0].parent.parent is not None:
                 path.insert(0, path[0].parent)
-            walked = []
-            for step in steps(path, node.last_page):
+            namespace = next(n for n in ("a", "b") if self.index._root(n) is path[0].parent)
+            match = self.index.match(namespace, self.index.tokens_of(node))
+            assert (match.nodes, match.last, match.last_is_whole) == (path, node, True)
+            for step in match.path:
                 if isinstance(step, Stretch):
                     assert all(each.stretch is step for each in step.nodes)
                     assert step.edge == b"".join(each.edge for each in step.nodes)
-                walked += step.nodes if isinstance(step, Stretch) else [step]
-            assert walked == path
+                    assert (step.first_page, step.last_page) == (step.nodes[0].first_page, step.nodes[-1].last_page)
             for page in range(node.last_page):
-                assert node_with(path, page).first_page <= page < node_with(path, page).last_page
-            assert node_with(path, node.last_page) is None
+                assert node_with(match.path, page) is next(n for n in path if n.first_page <= page < n.last_page)
+                assert nodes_of(path_to(match.path, page)) == [n for n in path if n.first_page < page]
+            assert node_with(match.path, node.last_page) is None
 
 
 @pytest.mark.parametrize("stretch_nodes", [2, 3, radix.STRETCH_NODES])
