@@ -57,7 +57,7 @@ LOSSES: dict[Loss, str] = {
     Loss.DAMAGED: "known, but an object of it is damaged or missing",
     Loss.RESTORE_SLOW: "below the GPU, and the restore would not end, or did not end, in time to pay",
     Loss.RESTORE_FAILED: "below the GPU, and the tier, its queue or the GPU's room failed it",
-    Loss.MODE: "the mode of degradation forbids it",
+    Loss.MODE: "the mode forbids its use, or forbade to keep it",
 }
 """What each cause means; `controlplane/insight/whymiss.py` has what to do about it."""
 
@@ -82,12 +82,14 @@ LOSS_OF_GAP: dict[str, Loss] = {
     "mode_resident_only": Loss.MODE,
     "mode_full_only": Loss.MODE,
     "mode_bypass": Loss.MODE,
+    "mode_drain": Loss.MODE,
     "weights_changed": Loss.CALLER_REFUSED,
     "load_failed": Loss.CALLER_REFUSED,
 }
 """Reasons of a gap (plan.py, validation.py). What is not named is a restore that failed: a device has its own codes."""
 
 LOSS_OF_REFUSAL: dict[str, Loss] = {
+    "mode_drain": Loss.MODE,
     "second_touch": Loss.ADMISSION_REFUSED,
     "past_first_pages": Loss.ADMISSION_REFUSED,
     "other_lineage": Loss.OTHER_RUN,
