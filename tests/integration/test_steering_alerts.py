@@ -147,6 +147,7 @@ def test_failing_recoveries_fire_hold_between_the_limits_and_resolve(deck: Deck)
     counted(deck, NOW, "kvcache.recoveries", failed, 9)
     counted(deck, NOW, "kvcache.recoveries", well, 1)
     assert states(deck, later(seconds=5)) == {"recovery_failure_rate": "pending"}
+    alive(deck, later(seconds=20))
     assert states(deck, later(seconds=25)) == {"recovery_failure_rate": "firing"}
     counted(deck, later(seconds=30), "kvcache.recoveries", well, 90)
     assert states(deck, later(seconds=31)) == {"recovery_failure_rate": "firing"}, "9 % is between 5 and 20"
@@ -217,8 +218,10 @@ def test_a_hit_rate_far_below_its_own_past_fires(deck: Deck) -> None:
     for minute in range(12, 70):
         requests(deck, later(minutes=-minute), prompt=1000, usable=600)
     requests(deck, later(minutes=-2), prompt=1000, usable=300)
+    alive(deck, NOW)
     assert states(deck, NOW) == {"hit_rate_drop": "pending"}
     requests(deck, later(minutes=1), prompt=1000, usable=300)
+    alive(deck, later(seconds=120))
     assert states(deck, later(seconds=121)) == {"hit_rate_drop": "firing"}
     with deck.store.read() as session:
         assert session.scalars(select(Alert)).one().value == pytest.approx(0.3)
@@ -232,6 +235,7 @@ def test_a_rule_of_one_namespace_looks_at_no_other(deck: Deck) -> None:
         requests(deck, later(minutes=-minute), prompt=1000, usable=600, namespace="tenant-a")
     requests(deck, later(minutes=-2), prompt=1000, usable=0)
     requests(deck, later(minutes=-2), prompt=1000, usable=600, namespace="tenant-a")
+    alive(deck, NOW)
     assert states(deck, NOW) == {}
 
 
@@ -265,10 +269,7 @@ def test_failed_commands_and_failing_policies_fire(deck: Deck) -> None:
                     finished_at=NOW,
                 )
             )
-        memory = {
-            ENGINE: {"recorded": {"decision": "failed", "at": 0}},
-            "(policy)": {"recorded": {"decision": "failed"}},
-        }
+        failed = {"recorded": {"decision": "failed", "at": 0}}
         session.add(
             Policy(
                 name="p",
@@ -377,6 +378,7 @@ def test_a_silence_keeps_quiet_is_seen_and_ends(deck: Deck) -> None:
     alive(deck, at)
     with deck.store.write() as session:
         alerts.evaluate(session, at)
+        session.get(Engine, ENGINE).last_seen_at = at + dt.timedelta(seconds=31)
         alerts.evaluate(session, at + dt.timedelta(seconds=31))
         alert = session.scalars(select(Alert)).one()
         assert (alert.state, alert.silence_id, alert.notified_at) == ("firing", made["id"], None)
