@@ -75,6 +75,22 @@ def _stats(scale: float) -> dict[str, Any]:
             form: {"depth": depth, "bound": 256}
             for form, depth in (("resident", 3), ("compressed", 1), ("windowed", 12), ("indexed", 0), ("offloaded", 41))
         },
+        "io": {
+            "host": {"breaker": "closed", "retries": 0},
+            "disk": {
+                "breaker": "open" if scale < 0.5 else "closed",
+                "retries": 9,
+                "stuck": 1 if scale < 0.5 else 0,
+                "overdue": 0,
+                "leaving_bytes": 64 * MIB,
+                "sweep_failures": 0,
+            },
+        },
+        "pins": {"prefixes": 1, "bytes": 90 * MIB, "budget_bytes": 2 * GIB},
+        "namespaces": {
+            name: {"gpu_bytes": int(share * 12 * GIB * scale), "prefixes": int(share * 60 * scale)}
+            for name, share in (("tenant-a", 0.6), ("tenant-b", 0.3), ("evals", 0.1))
+        },
         "leases": 17,
         "oldest_lease_s": 3.2,
         "telemetry_dropped": 0,
@@ -113,7 +129,8 @@ def _engines(session: Any, now: dt.datetime, all_stale: bool) -> None:
                 model="deepseek-v4-flash",
                 fingerprint="a3f1" * 8,
                 page_tokens=128,
-                labels={"zone": "rack-1"},
+                labels={"zone": "rack-1", "gpu": "h200"},
+                group_name="chat" if name != GONE else "batch",
                 registered_at=now - dt.timedelta(hours=30),
                 last_seen_at=now - dt.timedelta(minutes=minutes_ago),
                 observed_revision=revision,
@@ -161,6 +178,10 @@ def _prefixes(session: Any, now: dt.datetime) -> None:
             )
         )
         _life(session, now, number, life, tokens, state)
+    for number in (1, 3, 5):
+        session.add(
+            m.PrefixLabel(prefix_id=prefix_id(number), name="app", value="support-bot", actor="test operator", at=now)
+        )
 
 
 def _objects(state: str, tokens: int) -> dict[str, dict[str, int]]:
@@ -315,7 +336,9 @@ def _policies(session: Any, now: dt.datetime) -> None:
                 inputs={"failure_rate": 0.24 if decision == "degrade" else 0.02, "samples": 310, "window_s": 300},
                 decision=decision,
                 proposed=proposed,
-                outcome={"applied": len(proposed)},
+                did={"revisions": [3]} if proposed else {},
+                changed={"revisions": [3]} if proposed else {},
+                settled_at=now - dt.timedelta(minutes=minutes_ago),
             )
         )
 

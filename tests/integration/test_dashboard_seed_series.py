@@ -6,6 +6,7 @@ import datetime as dt
 import hashlib
 import math
 import random
+from collections import Counter
 from typing import Any
 
 from controlplane.store import models as m
@@ -22,6 +23,15 @@ def prefix_id(number: int) -> str:
 
 def _minute(now: dt.datetime, ago: int) -> dt.datetime:
     return now.replace(second=0, microsecond=0) - dt.timedelta(minutes=ago)
+
+
+_LOSS = {
+    "none": "part_page",
+    "window_stale": "checkpoint_missing",
+    "tail_absent": "checkpoint_missing",
+    "restore_late": "restore_slow",
+    DAMAGED_REASON: "damaged",
+}
 
 
 def requests(session: Any, now: dt.datetime) -> None:
@@ -46,11 +56,15 @@ def requests(session: Any, now: dt.datetime) -> None:
         ]
         for namespace, weight in (("tenant-a", 0.7), ("tenant-b", 0.3)):
             prompt = 1_900_000 * wave * weight * rng.uniform(0.9, 1.1)
+            lost: Counter[str] = Counter()
             for outcome, reason, state, tier, share, usable in shares:
                 asked = int(prompt * share)
                 found = (
                     0 if outcome == "miss" and reason == "none" else int(asked * (0.9 if outcome != "miss" else 0.2))
                 )
+                served = int(found * usable)
+                gone = (asked - found) * 3 // 10
+                lost.update({"evicted_cap": gone, "new_content": asked - found - gone, _LOSS[reason]: found - served})
                 session.add(
                     m.RequestRollup(
                         engine_id=LIVE,
@@ -63,8 +77,19 @@ def requests(session: Any, now: dt.datetime) -> None:
                         requests=max(1, asked // 8_000),
                         prompt_tokens=asked,
                         lcp_tokens=found,
-                        usable_tokens=int(found * usable),
+                        usable_tokens=served,
                         replay_tokens=asked // 200 if outcome == "partial" else 0,
+                    )
+                )
+            for cause, tokens in lost.items():
+                session.add(
+                    m.LossRollup(
+                        engine_id=LIVE,
+                        minute=_minute(now, ago),
+                        namespace=namespace,
+                        cause=cause,
+                        requests=max(1, tokens // 8_000),
+                        tokens=tokens,
                     )
                 )
 
@@ -196,6 +221,19 @@ def test_ten_minutes_of_the_series_are_bad():
         add = staticmethod(found.append)
 
     requests(Session(), dt.datetime(2026, 1, 2, 3, 4, tzinfo=dt.UTC))
-    late = {row.minute for row in found if row.reason == "restore_late"}
+    asked = [row for row in found if isinstance(row, m.RequestRollup)]
+    late = {row.minute for row in asked if row.reason == "restore_late"}
     assert len(late) == 11
-    assert all(row.usable_tokens <= row.lcp_tokens <= row.prompt_tokens for row in found)
+    assert all(row.usable_tokens <= row.lcp_tokens <= row.prompt_tokens for row in asked)
+
+
+def test_what_was_lost_and_what_was_used_are_what_was_asked_for():
+    found: list[Any] = []
+
+    class Session:
+        add = staticmethod(found.append)
+
+    requests(Session(), dt.datetime(2026, 1, 2, 3, 4, tzinfo=dt.UTC))
+    asked = [row for row in found if isinstance(row, m.RequestRollup)]
+    lost = sum(row.tokens for row in found if isinstance(row, m.LossRollup))
+    assert lost == sum(row.prompt_tokens - row.usable_tokens for row in asked)
