@@ -9,7 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from controlplane.store.models import ValidationFailure
-from controlplane.store.query_types import TimeRange, inside, of_engine, view
+from controlplane.store.query_types import Engines, TimeRange, inside, of_engine, view
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class FailureView:
 def list_failures(
     session: Session,
     window: TimeRange | None = None,
-    engine_id: str | None = None,
+    engine_id: Engines = None,
     *,
     validation: str | None = None,
     limit: int = 100,

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from controlplane.store.models import LossRollup, RequestRecord, RequestRollup
-from controlplane.store.query_types import TimeRange, inside, minutes_in, of_engine, view
+from controlplane.store.query_types import Engines, TimeRange, inside, minutes_in, of_engine, view
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class RequestView:
 
 
 def loss_minutes(
-    session: Session, window: TimeRange, engine_id: str | None = None, namespace: str | None = None
+    session: Session, window: TimeRange, engine_id: Engines = None, namespace: str | None = None
 ) -> list[LossMinute]:
     """Losses by minute and cause, oldest first: the funnel over time."""
     table = LossRollup.__table__.c
@@ -94,7 +94,7 @@ def loss_minutes(
 
 
 def loss_counts(
-    session: Session, window: TimeRange, engine_id: str | None = None, namespace: str | None = None
+    session: Session, window: TimeRange, engine_id: Engines = None, namespace: str | None = None
 ) -> list[LossCount]:
     """Losses by cause over a range, most tokens first."""
     table = LossRollup.__table__.c
@@ -108,7 +108,7 @@ def loss_counts(
     return [LossCount(cause, int(requests), int(lost)) for cause, requests, lost in session.execute(query)]
 
 
-def asked(session: Session, window: TimeRange, engine_id: str | None = None, namespace: str | None = None) -> Asked:
+def asked(session: Session, window: TimeRange, engine_id: Engines = None, namespace: str | None = None) -> Asked:
     """What was asked for over a range."""
     table = RequestRollup.__table__.c
     query = select(*(func.coalesce(func.sum(table[name]), 0) for name in Asked.__slots__)).where(
@@ -117,7 +117,7 @@ def asked(session: Session, window: TimeRange, engine_id: str | None = None, nam
     return Asked(*(int(value) for value in session.execute(query).one()))
 
 
-def asked_by_namespace(session: Session, window: TimeRange, engine_id: str | None = None) -> list[NamespaceAsked]:
+def asked_by_namespace(session: Session, window: TimeRange, engine_id: Engines = None) -> list[NamespaceAsked]:
     """What was asked for over a range, by engine and namespace, most tokens first."""
     table = RequestRollup.__table__.c
     prompt = func.sum(table.prompt_tokens)
@@ -134,7 +134,7 @@ def list_requests(
     session: Session,
     window: TimeRange | None = None,
     *,
-    engine_id: str | None = None,
+    engine_id: Engines = None,
     namespace: str | None = None,
     trace_id: str | None = None,
     lost_prefix_id: str | None = None,
@@ -152,7 +152,7 @@ def list_requests(
     return [view(RequestView, row) for row in session.scalars(query)]
 
 
-def _of(table: object, engine_id: str | None, namespace: str | None) -> Sequence[ColumnElement[bool]]:
+def _of(table: object, engine_id: Engines, namespace: str | None) -> Sequence[ColumnElement[bool]]:
     column = getattr(table, "namespace")  # noqa: B009  # a model or its columns
     own = () if namespace is None else (column == namespace,)
     return (*of_engine(getattr(table, "engine_id"), engine_id), *own)  # noqa: B009

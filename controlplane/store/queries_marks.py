@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from controlplane.store.models import Alert, Command, DesiredState, PrefixVersion
 from controlplane.store.queries_steering import list_policy_runs
-from controlplane.store.query_types import TimeRange, inside, of_engine
+from controlplane.store.query_types import Engines, TimeRange, inside, of_engine
 
 MOST = 500  # of each kind: more marks than a chart has room for
 MARKED_COMMANDS = ("evict", "warm")
@@ -31,7 +31,7 @@ class Mark:
     trace_id: str | None
 
 
-def list_marks(session: Session, window: TimeRange, engine_id: str | None = None) -> list[Mark]:
+def list_marks(session: Session, window: TimeRange, engine_id: Engines = None) -> list[Mark]:
     """The changes in a range that bear on an engine (or any), oldest first."""
     found = [
         *_desired(session, window, engine_id),
@@ -43,9 +43,9 @@ def list_marks(session: Session, window: TimeRange, engine_id: str | None = None
     return sorted(found, key=lambda mark: mark.at)
 
 
-def _desired(session: Session, window: TimeRange, engine_id: str | None) -> Iterator[Mark]:
-    mine = or_(DesiredState.engine_id.is_(None), DesiredState.engine_id == engine_id)
-    conditions = (inside(DesiredState.at, window), *(() if engine_id is None else (mine,)))
+def _desired(session: Session, window: TimeRange, engine_id: Engines) -> Iterator[Mark]:
+    mine = [or_(DesiredState.engine_id.is_(None), own) for own in of_engine(DesiredState.engine_id, engine_id)]
+    conditions = (inside(DesiredState.at, window), *mine)
     for row in session.scalars(
         select(DesiredState).where(*conditions).order_by(DesiredState.revision.desc()).limit(MOST)
     ):
@@ -61,7 +61,7 @@ def _desired(session: Session, window: TimeRange, engine_id: str | None) -> Iter
         )
 
 
-def _commands(session: Session, window: TimeRange, engine_id: str | None) -> Iterator[Mark]:
+def _commands(session: Session, window: TimeRange, engine_id: Engines) -> Iterator[Mark]:
     conditions = (inside(Command.created_at, window), Command.kind.in_(MARKED_COMMANDS))
     query = select(Command).where(*conditions, *of_engine(Command.engine_id, engine_id))
     for row in session.scalars(query.order_by(Command.created_at.desc()).limit(MOST)):
@@ -78,7 +78,7 @@ def _commands(session: Session, window: TimeRange, engine_id: str | None) -> Ite
         )
 
 
-def _policy_runs(session: Session, window: TimeRange, engine_id: str | None) -> Iterator[Mark]:
+def _policy_runs(session: Session, window: TimeRange, engine_id: Engines) -> Iterator[Mark]:
     for run in list_policy_runs(session, window, engine_id=engine_id, acted_only=True, limit=MOST):
         yield Mark(
             at=run.at,
@@ -92,7 +92,7 @@ def _policy_runs(session: Session, window: TimeRange, engine_id: str | None) -> 
         )
 
 
-def _alerts(session: Session, window: TimeRange, engine_id: str | None) -> Iterator[Mark]:
+def _alerts(session: Session, window: TimeRange, engine_id: Engines) -> Iterator[Mark]:
     query = select(Alert).where(inside(Alert.fired_at, window), *of_engine(Alert.engine_id, engine_id))
     for row in session.scalars(query.order_by(Alert.id.desc()).limit(MOST)):
         yield Mark(
@@ -107,7 +107,7 @@ def _alerts(session: Session, window: TimeRange, engine_id: str | None) -> Itera
         )
 
 
-def _quarantines(session: Session, window: TimeRange, engine_id: str | None) -> Iterator[Mark]:
+def _quarantines(session: Session, window: TimeRange, engine_id: Engines) -> Iterator[Mark]:
     conditions = (inside(PrefixVersion.at, window), PrefixVersion.state_to == "QUARANTINED")
     query = select(PrefixVersion).where(*conditions, *of_engine(PrefixVersion.engine_id, engine_id))
     for row in session.scalars(query.order_by(PrefixVersion.at.desc()).limit(MOST)):

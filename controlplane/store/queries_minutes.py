@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from controlplane.store.models import MetricRollup, MetricSeries, RequestRollup, ValidationRollup
-from controlplane.store.query_types import TimeRange, minutes_in, of_engine
+from controlplane.store.query_types import Engines, TimeRange, minutes_in, of_engine
 from controlplane.store.series_key import series_attributes
 
 
@@ -87,7 +87,7 @@ class ReasonCount:
     tokens_lost: int
 
 
-def request_minutes(session: Session, window: TimeRange, engine_id: str | None = None) -> list[RequestMinute]:
+def request_minutes(session: Session, window: TimeRange, engine_id: Engines = None) -> list[RequestMinute]:
     """Requests by minute, oldest first."""
     table = RequestRollup.__table__.c
     query = (
@@ -98,7 +98,7 @@ def request_minutes(session: Session, window: TimeRange, engine_id: str | None =
     return [RequestMinute(*row) for row in session.execute(query)]
 
 
-def validation_minutes(session: Session, window: TimeRange, engine_id: str | None = None) -> list[ValidationMinute]:
+def validation_minutes(session: Session, window: TimeRange, engine_id: Engines = None) -> list[ValidationMinute]:
     """Validations by minute, oldest first."""
     table = ValidationRollup.__table__.c
     query = (
@@ -109,7 +109,7 @@ def validation_minutes(session: Session, window: TimeRange, engine_id: str | Non
     return [ValidationMinute(*row) for row in session.execute(query)]
 
 
-def metric_minutes(session: Session, name: str, window: TimeRange, engine_id: str | None = None) -> list[MetricMinute]:
+def metric_minutes(session: Session, name: str, window: TimeRange, engine_id: Engines = None) -> list[MetricMinute]:
     """One instrument of wire.md, section 2, by minute and attributes, oldest first."""
     table = MetricRollup.__table__.c
     query = (
@@ -120,7 +120,7 @@ def metric_minutes(session: Session, name: str, window: TimeRange, engine_id: st
     return [MetricMinute(row[0], row[1], series_attributes(row[2]), *row[3:]) for row in session.execute(query)]
 
 
-def metric_now(session: Session, name: str, engine_id: str | None = None) -> list[MetricNow]:
+def metric_now(session: Session, name: str, engine_id: Engines = None) -> list[MetricNow]:
     """One instrument as last heard from each engine's current boot."""
     table = MetricSeries.__table__.c
     query = select(table.engine_id, table.attributes, table.at, table.value).where(
@@ -129,7 +129,7 @@ def metric_now(session: Session, name: str, engine_id: str | None = None) -> lis
     return [MetricNow(row[0], series_attributes(row[1]), row[2], row[3]) for row in session.execute(query)]
 
 
-def validation_counts(session: Session, window: TimeRange, engine_id: str | None = None) -> list[ValidationCount]:
+def validation_counts(session: Session, window: TimeRange, engine_id: Engines = None) -> list[ValidationCount]:
     """How the validations ended over a range, by validation, verdict and reason."""
     table = ValidationRollup.__table__.c
     keys = (table.validation, table.verdict, table.reason)
@@ -142,7 +142,7 @@ def validation_counts(session: Session, window: TimeRange, engine_id: str | None
     return [ValidationCount(row[0], row[1], row[2], int(row[3])) for row in session.execute(query)]
 
 
-def miss_reasons(session: Session, window: TimeRange, engine_id: str | None = None) -> list[ReasonCount]:
+def miss_reasons(session: Session, window: TimeRange, engine_id: Engines = None) -> list[ReasonCount]:
     """Why not a hit: tokens found but not usable, by reason, most first."""
     table = RequestRollup.__table__.c
     lost = func.sum(table.lcp_tokens - table.usable_tokens)

@@ -12,7 +12,7 @@ from controlplane.store.base import Base
 from controlplane.store.models import Alert, Checkpoint, Command, HistoryGap, MetricRollup, Prefix, RequestRollup
 from controlplane.store.queries_minutes import validation_counts
 from controlplane.store.queries_series import FAILED
-from controlplane.store.query_types import Rate, TimeRange, minutes_in, of_engine
+from controlplane.store.query_types import Engines, Rate, TimeRange, minutes_in, of_engine
 from controlplane.store.series_key import series_attributes
 
 OPEN_COMMANDS = ("pending", "delivered", "running")
@@ -69,7 +69,7 @@ class _Requests:
     replay_tokens: int = 0
 
 
-def overview(session: Session, window: TimeRange, engine_id: str | None = None) -> Overview:
+def overview(session: Session, window: TimeRange, engine_id: Engines = None) -> Overview:
     """The overview of one engine, or of all. Read from rollups: its cost does not grow with traffic."""
     total, by_outcome, by_state, by_tier = _request_sums(session, window, engine_id)
     recoveries, by_recovery_tier = _recoveries(session, window, engine_id)
@@ -94,12 +94,12 @@ def overview(session: Session, window: TimeRange, engine_id: str | None = None) 
     )
 
 
-def recovery_failures(session: Session, window: TimeRange, engine_id: str | None = None) -> Rate:
+def recovery_failures(session: Session, window: TimeRange, engine_id: Engines = None) -> Rate:
     """(failed + late) over all recoveries in a range: what the degrade policy watches. `whole` is its sample count."""
     return _recoveries(session, window, engine_id)[0]
 
 
-def holdings(session: Session, engine_id: str | None = None) -> Holdings:
+def holdings(session: Session, engine_id: Engines = None) -> Holdings:
     """What one engine holds now, or all."""
     live = (Prefix.version > 0, Prefix.state != "EVICTED", *of_engine(Prefix.engine_id, engine_id))
     states = select(Prefix.state, func.count()).where(*live).group_by(Prefix.state)
@@ -121,7 +121,7 @@ def holdings(session: Session, engine_id: str | None = None) -> Holdings:
 
 
 def _request_sums(
-    session: Session, window: TimeRange, engine_id: str | None
+    session: Session, window: TimeRange, engine_id: Engines
 ) -> tuple[_Requests, dict[str, int], dict[str, int], dict[str, int]]:
     table = RequestRollup
     names = list(_Requests.__slots__)
@@ -145,7 +145,7 @@ def _request_sums(
     return total, dict(by_outcome), dict(by_state), dict(by_tier)
 
 
-def _hit_by_kind(session: Session, window: TimeRange, engine_id: str | None) -> dict[str, Rate]:
+def _hit_by_kind(session: Session, window: TimeRange, engine_id: Engines) -> dict[str, Rate]:
     asked = sum(
         grown
         for attributes, grown in _grown(session, "kvcache.queries", window, engine_id).items()
@@ -159,7 +159,7 @@ def _hit_by_kind(session: Session, window: TimeRange, engine_id: str | None) -> 
     return {kind: Rate.of(tokens, asked) for kind, tokens in sorted(served.items())}
 
 
-def _recoveries(session: Session, window: TimeRange, engine_id: str | None) -> tuple[Rate, dict[str, Rate]]:
+def _recoveries(session: Session, window: TimeRange, engine_id: Engines) -> tuple[Rate, dict[str, Rate]]:
     whole: dict[str, float] = defaultdict(float)
     bad: dict[str, float] = defaultdict(float)
     for key, grown in _grown(session, "kvcache.recoveries", window, engine_id).items():
@@ -171,13 +171,13 @@ def _recoveries(session: Session, window: TimeRange, engine_id: str | None) -> t
     return Rate.of(sum(bad.values()), sum(whole.values())), by_tier
 
 
-def _validation_failures(session: Session, window: TimeRange, engine_id: str | None) -> Rate:
+def _validation_failures(session: Session, window: TimeRange, engine_id: Engines) -> Rate:
     # A validation that does not apply was not made: it is in neither number.
     made = [row for row in validation_counts(session, window, engine_id) if row.verdict != "not_applicable"]
     return Rate.of(sum(row.count for row in made if row.verdict == "fail"), sum(row.count for row in made))
 
 
-def _grown(session: Session, name: str, window: TimeRange, engine_id: str | None) -> dict[str, float]:
+def _grown(session: Session, name: str, window: TimeRange, engine_id: Engines) -> dict[str, float]:
     table = MetricRollup
     query = (
         select(table.attributes, func.sum(table.delta))

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from controlplane.errors import BadRequest, NotFound
 from controlplane.store.models import Checkpoint, HistoryGap, Prefix, PrefixLabel, PrefixVersion, ValidationFailure
 from controlplane.store.queries_failures import FailureView
-from controlplane.store.query_types import STATES, of_engine, view
+from controlplane.store.query_types import STATES, Engines, of_engine, view
 
 MOST_ROWS = 1000
 MOST_VERSIONS = 500
@@ -142,7 +142,7 @@ ORDERS: dict[str, tuple[Any, ...]] = {
 def list_prefixes(
     session: Session,
     *,
-    engine_id: str | None = None,
+    engine_id: Engines = None,
     states: Sequence[str] = (),
     namespace: str | None = None,
     search: str = "",
@@ -224,7 +224,7 @@ def list_children(
 
 
 def list_gaps(
-    session: Session, engine_id: str | None = None, *, prefix_id: str | None = None, open_only: bool = True
+    session: Session, engine_id: Engines = None, *, prefix_id: str | None = None, open_only: bool = True
 ) -> list[GapView]:
     """Holes in the history, newest first, 1,000 at most."""
     conditions = list(of_engine(HistoryGap.engine_id, engine_id))
@@ -236,7 +236,7 @@ def list_gaps(
     return [view(GapView, row) for row in session.scalars(query)]
 
 
-def list_damaged(session: Session, engine_id: str | None = None, *, limit: int = 100) -> list[DamagedView]:
+def list_damaged(session: Session, engine_id: Engines = None, *, limit: int = 100) -> list[DamagedView]:
     """Prefixes in quarantine, newest first, each with the reason of the transition that put it there."""
     joined = (
         (PrefixVersion.engine_id == Prefix.engine_id)
@@ -277,7 +277,7 @@ def _views(session: Session, rows: Sequence[Prefix]) -> list[PrefixView]:
     return [view(PrefixView, row, labels=labels.get(row.prefix_id, {})) for row in rows]
 
 
-def _present(engine_id: str | None) -> list[ColumnElement[bool]]:
+def _present(engine_id: Engines) -> list[ColumnElement[bool]]:
     # Version 0 is a prefix that served before its first transition came: nothing is known of it yet.
     return [*of_engine(Prefix.engine_id, engine_id), Prefix.version > 0]
 

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from controlplane.errors import NotFound
 from controlplane.store.models import Alert, Audit, Command, DesiredState, Engine, Policy, PolicyRun
-from controlplane.store.query_types import TimeRange, inside, of_engine, view
+from controlplane.store.query_types import Engines, TimeRange, inside, of_engine, view
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ def list_desired(
 
 def list_commands(
     session: Session,
-    engine_id: str | None = None,
+    engine_id: Engines = None,
     *,
     statuses: Sequence[str] = (),
     kind: str = "",
@@ -177,7 +177,7 @@ def list_policy_runs(
     window: TimeRange | None = None,
     *,
     policy: str | None = None,
-    engine_id: str | None = None,
+    engine_id: Engines = None,
     acted_only: bool = False,
     limit: int = 100,
 ) -> list[PolicyRunView]:
@@ -195,7 +195,7 @@ def list_policy_runs(
 
 
 def list_alerts(
-    session: Session, *, engine_id: str | None = None, states: Sequence[str] = (), limit: int = 100
+    session: Session, *, engine_id: Engines = None, states: Sequence[str] = (), limit: int = 100
 ) -> list[AlertView]:
     """Alerts, newest first."""
     conditions = list(of_engine(Alert.engine_id, engine_id))

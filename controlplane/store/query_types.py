@@ -12,6 +12,8 @@ from sqlalchemy import ColumnElement
 from controlplane.clock import floor_minute
 
 V = TypeVar("V")
+Engines = str | Sequence[str] | None
+"""One engine, several (a group), or (None) all."""
 
 STATES = ("FULL", "COMPRESSED", "PARTIAL_OFFLOAD", "FULL_RESTORE", "APPROXIMATE", "QUARANTINED", "EVICTED")
 """States a prefix can be in, as the engine's state table has them; a test compares the two."""
@@ -56,9 +58,11 @@ def inside(column: Any, window: TimeRange) -> ColumnElement[bool]:
     return condition
 
 
-def of_engine(column: Any, engine_id: str | None) -> Sequence[ColumnElement[bool]]:
-    """The condition that a row is of this engine; none for all engines."""
-    return () if engine_id is None else (column == engine_id,)
+def of_engine(column: Any, engine_id: Engines) -> Sequence[ColumnElement[bool]]:
+    """The condition that a row is of this engine, or of one of these; none for all engines."""
+    if engine_id is None:
+        return ()
+    return (column == engine_id if isinstance(engine_id, str) else column.in_(engine_id),)
 
 
 def view(kind: type[V], row: Any, **more: Any) -> V:

@@ -337,7 +337,7 @@ def _policies(session: Any, now: dt.datetime) -> None:
                 decision=decision,
                 proposed=proposed,
                 did={"revisions": [3]} if proposed else {},
-                changed={"revisions": [3]} if proposed else {},
+                changed={"revisions": {"3": {"status": "applied"}}} if proposed else {},
                 settled_at=now - dt.timedelta(minutes=minutes_ago),
             )
         )
