@@ -113,7 +113,7 @@ class CommandWorker:
             return _report("failed", {"code": "internal", "reason": f"{type(error).__name__}: {error}"})
 
     def _execute(self, command: Mapping[str, Any], expires_at: dt.datetime) -> dict[str, Any]:
-        from engine import CommandRequest  # late: it brings torch, and the agent's other parts do without
+        from engine import CommandRequest  # late: only a host with an engine has torch loaded
 
         request = CommandRequest(
             id=command["id"],

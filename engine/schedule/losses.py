@@ -7,11 +7,14 @@ were held or offered before; what it does not know is new. Sum of causes + usabl
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from engine.consistency.lost import LostMemory
-from engine.consistency.prefix import CauseOf, PrefixRecord
 from engine.consistency.state import Cause
 from engine.index.radix import TOKEN_BYTES, Match, RadixIndex
+
+if TYPE_CHECKING:  # the control plane reads the table of causes, and must not load torch for it
+    from engine.consistency.prefix import CauseOf, PrefixRecord
 
 
 class Loss(StrEnum):
