@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
@@ -21,6 +21,7 @@ from controlplane.ingest.engines import register_engine
 from controlplane.ingest.snapshot import apply_snapshot
 from controlplane.insight import predictions
 from controlplane.steering import commands, hosts
+from controlplane.steering.news import News, Stamp
 from controlplane.steering.wakeups import WAKEUPS
 from controlplane.store.models import Command
 from controlplane.store.session import Store
@@ -28,7 +29,8 @@ from controlplane.store.session import Store
 router = APIRouter(prefix="/v1/engines/{engine_id}", tags=["agent"])
 
 LONGEST_WAIT_SECONDS = 30.0
-LOOK_AGAIN_SECONDS = 2.0  # another process may have written what no hint in this one tells of
+LOOK_AGAIN_SECONDS = 1.0  # another process may have written what no hint in this one tells of
+LONGEST_BLIND_SECONDS = 5.0  # what only time brings: a hold on the mode that ends, a command to be handed out again
 
 EngineId = Annotated[str, Path(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
 
@@ -120,6 +122,7 @@ def goodbye(engine_id: EngineId, body: GoodbyeBody, store: StoreOf, _caller: Spo
 
 @router.get("/poll")
 async def poll(
+    request: Request,
     engine_id: EngineId,
     store: StoreOf,
     _caller: Spokesman,
@@ -128,15 +131,27 @@ async def poll(
 ) -> dict[str, Any]:
     """Wait until there is news for this engine, at most `wait_s`. Holds no thread while it waits."""
     deadline = time.monotonic() + wait_s
+    news: News = request.app.state.news
     with WAKEUPS.waiting(engine_id) as woken:
         while True:
             woken.clear()  # before the look, so that a hint during the look is not lost
+            stamp = await run_in_threadpool(news.stamp)
             waits = await run_in_threadpool(_look, store, engine_id)
             left = deadline - time.monotonic()
             if waits.is_news(after_revision) or left <= 0 or WAKEUPS.closed:
                 return await run_in_threadpool(_answer, store, engine_id, waits, after_revision)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(woken.wait(), min(left, LOOK_AGAIN_SECONDS))
+            await _until_worth_a_look(woken, news, stamp, min(left, LONGEST_BLIND_SECONDS))
+
+
+async def _until_worth_a_look(woken: asyncio.Event, news: News, stamp: Stamp, seconds: float) -> None:
+    """Returns on a hint, when another process has steered, or after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(woken.wait(), min(left, LOOK_AGAIN_SECONDS))
+            return
+        if await run_in_threadpool(news.stamp) != stamp:
+            return
 
 
 def _look(store: Store, engine_id: str) -> hosts.Waiting:

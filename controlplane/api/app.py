@@ -28,6 +28,7 @@ from controlplane.api import (
 from controlplane.api.errors import install_error_handlers
 from controlplane.api.vitals import CountAnswers, Vitals
 from controlplane.settings import Settings
+from controlplane.steering.news import News
 from controlplane.store.session import Store
 
 
@@ -61,6 +62,7 @@ def create_app(settings: Settings, store: Store, *, background: Background | Non
     app = FastAPI(title="kvdeck", version=_version(), lifespan=lifespan)
     app.state.store = store
     app.state.settings = settings
+    app.state.news = News(store)
     app.state.vitals = Vitals(store, settings, lambda: background is not None and background.leads)
     app.add_middleware(CountAnswers, vitals=app.state.vitals)
     install_error_handlers(app)
