@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import json
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -168,6 +169,66 @@ def _module(name: str) -> ModuleType:
     return module
 
 
+def policies() -> str:
+    """Kinds of policies, their parameters, and those that every deck has."""
+    from controlplane.steering.policies.kinds import DEFAULTS, KINDS, describe
+
+    lines = ["# Policies", "", "Standing rules: `kvdeck policy`. Those that every deck has:", ""]
+    lines += ["| name | kind | runs | at the start |", "|---|---|---|---|"]
+    for one in DEFAULTS:
+        lines.append(f"| `{one.name}` | {one.kind} | {one.when.words} | {'paused' if one.paused else 'on'} |")
+    lines += [
+        "",
+        "A policy runs every so many seconds, by a cron expression (five fields, Sunday is 0 and 7) in a named",
+    ]
+    lines += ["time zone, or on events and by hand only. It holds on all engines, a group or one engine; a kind that"]
+    lines += ["chooses prefixes can be narrowed to one namespace."]
+    for kind in KINDS:
+        about = describe(kind)
+        lines += ["", f"## {kind}", "", about["does"], ""]
+        lines += ["Can be narrowed to a namespace.", ""] if about["namespace_scope"] else []
+        if about["parameters"]:
+            lines += ["| parameter | default | allowed | meaning |", "|---|---|---|---|"]
+        for one in about["parameters"]:
+            lines.append(f"| `{one['name']}` | {_shown(one['default'])} | {one['allowed']} | {one['meaning']} |")
+    return "\n".join([*lines, ""])
+
+
+def alert_rules() -> str:
+    """The alert rules that every deck has, and the kinds of expressions."""
+    from controlplane.steering.alerts.defaults import DEFAULT_RULES
+    from controlplane.steering.alerts.expressions import FACTS, KINDS
+    from controlplane.steering.parameters import defaults_of, knobs_of
+
+    lines = [
+        "# Alert rules",
+        "",
+        "What to do about each is in the [runbook](../howto/runbook.md). It fires when the value",
+    ]
+    lines += ["stays above the limit for so long, and is over at the second limit or below.", ""]
+    lines += ["| rule | severity | value | fires above | for | over at |", "|---|---|---|---|---|---|"]
+    for rule in DEFAULT_RULES:
+        limits = f"{rule.limits.above:g} | {rule.limits.for_seconds} s | {rule.limits.resolve_at:g}"
+        link = f"[`{rule.name}`](../howto/runbook.md#{rule.name})"
+        lines.append(f"| {link} | {rule.severity} | {rule.kind}: {rule.title.lower()}, {rule.unit} | {limits} |")
+    lines += ["", "## Kinds", "", "`unit`, of every kind, says what the value counts."]
+    for kind, expression in KINDS.items():
+        lines += ["", f"### {kind}", "", _one_line(expression), ""]
+        knobs, defaults = knobs_of(expression), defaults_of(expression)
+        if knobs:
+            lines += ["| parameter | default | allowed | meaning |", "|---|---|---|---|"]
+        for name, knob in knobs.items():
+            lines.append(f"| `{name}` | {_shown(defaults[name])} | {knob.allowed} | {knob.meaning} |")
+    lines += ["", "### Facts", "", "| fact | of | what |", "|---|---|---|"]
+    for name, (of_engines, meaning) in FACTS.items():
+        lines.append(f"| `{name}` | {'each engine' if of_engines else 'the control plane'} | {meaning} |")
+    return "\n".join([*lines, ""])
+
+
+def _shown(value: object) -> str:
+    return f"`{json.dumps(value)}`"
+
+
 def _leaves(command: object, path: str) -> list[tuple[str, object]]:
     children = getattr(command, "commands", None)
     if children is None:
@@ -194,6 +255,8 @@ PAGES = {
     "telemetry.md": telemetry,
     "losses.md": losses,
     "doctor.md": doctor,
+    "policies.md": policies,
+    "alert-rules.md": alert_rules,
 }
 
 

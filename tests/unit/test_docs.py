@@ -32,6 +32,8 @@ GENERATED = [
     "telemetry.md",
     "losses.md",
     "doctor.md",
+    "policies.md",
+    "alert-rules.md",
 ]
 
 
@@ -87,3 +89,13 @@ def test_every_reason_a_commit_can_be_refused_with_is_explained() -> None:
     dropped = set(re.findall(r'count_dropped\("([a-z_]+)"', source)) | rules
     (body,) = re.findall(r"def _no_place_for(.*?)\n    def ", source, re.S)
     assert dropped | set(re.findall(r'return "([a-z_]+)"', body)) == DROPS.keys()
+
+
+def test_every_default_alert_rule_has_its_section_in_the_runbook() -> None:
+    from controlplane.steering.alerts.defaults import DEFAULT_RULES
+
+    runbook = (ROOT / "docs" / "howto" / "runbook.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (.*)$", runbook, re.M) == [rule.name for rule in DEFAULT_RULES]
+    for part in re.split(r"^## .*$", runbook, flags=re.M)[1:]:
+        assert part.count("```sh") == 2
+        assert "**Over when:**" in part
