@@ -45,11 +45,15 @@ def _one(alert: AlertView, *, may_act: bool) -> None:
         what, numbers, act = st.columns([5, 3, 2], vertical_alignment="center")
         what.markdown(f"{STATES.get(alert.state, alert.state)} **{alert.rule.replace('_', ' ')}** on {alert.engine_id}")
         what.caption(alert.summary)
+        if alert.runbook:
+            what.caption(f"{alert.severity}; what to do: {alert.runbook}")
+        if alert.silence_id is not None:
+            what.caption(f"silence {alert.silence_id} keeps it quiet (`kvdeck alert silences`)")
         numbers.caption(
             f"value {alert.value:,.3g}, threshold {alert.threshold:,.3g}, since {age_text(alert.since, utc_now())}"
         )
         if alert.acknowledged_by:
-            act.caption(f"acknowledged by {alert.acknowledged_by}")
+            act.caption(f"acknowledged by {alert.acknowledged_by}: {alert.acknowledged_reason or ''}".rstrip(": "))
         elif may_act and act.button("Acknowledge", key=f"ack_{alert.id}", icon=":material/check:"):
 
             def acknowledge(person: session.Person, why: str) -> str:
@@ -65,6 +69,7 @@ def _rows(rows: Sequence[AlertView]) -> pd.DataFrame:
             {
                 "State": STATES.get(row.state, row.state),
                 "Rule": row.rule.replace("_", " "),
+                "Severity": row.severity,
                 "Engine": row.engine_id,
                 "Summary": row.summary,
                 "Since (UTC)": moment_text(row.since),

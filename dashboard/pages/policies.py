@@ -45,13 +45,12 @@ def _policies() -> None:
 
 def _one(policy: PolicyView, runs: Sequence[PolicyRunView], *, may_act: bool) -> None:
     title, last, act = st.columns([3, 3.2, 3.8], vertical_alignment="center")
-    state = "◌ paused" if policy.paused else f"▶ every {seconds_text(policy.every_seconds)}"
-    title.markdown(f"**{policy.name}** {state}")
+    title.markdown(f"**{policy.name}** {_state(policy)}")
     title.caption(f"{policy.kind}: {inputs_text(policy.parameters) or 'no parameters'}")
     if runs:
         newest = runs[0]
         last.markdown(f"{newest.decision.replace('_', ' ')}, {age_text(newest.at, utc_now())}")
-        last.caption(newest.error or inputs_text(newest.inputs))
+        last.caption(newest.error or inputs_text(_seen(newest)))
     else:
         last.caption("It has not run yet.")
     if may_act:
@@ -101,7 +100,7 @@ def _run_rows(runs: Sequence[PolicyRunView]) -> pd.DataFrame:
                 "Engine": run.engine_id or "all",
                 "Decision": run.decision.replace("_", " ") + (" (dry run)" if run.dry_run else ""),
                 "Trigger": run.trigger,
-                "Inputs": inputs_text(run.inputs),
+                "Inputs": inputs_text(_seen(run)),
                 "Proposed": json.dumps(run.proposed) if run.proposed else "nothing",
                 "Did": run.error or inputs_text(run.did),
                 "Changed": inputs_text(run.changed),
@@ -109,6 +108,21 @@ def _run_rows(runs: Sequence[PolicyRunView]) -> pd.DataFrame:
             for run in runs
         ]
     )
+
+
+def _state(policy: PolicyView) -> str:
+    where = ", ".join(f"{key} {value}" for key, value in policy.scope.items())
+    if policy.paused:
+        until = f" until {moment_text(policy.paused_until)}" if policy.paused_until else ""
+        return f"◌ paused{until} {where}"
+    if policy.cron:
+        return f"▶ {policy.cron} ({policy.time_zone}) {where}"
+    return f"▶ {f'every {seconds_text(policy.every_seconds)}' if policy.every_seconds else 'on events'} {where}"
+
+
+def _seen(run: PolicyRunView) -> dict[str, Any]:
+    """What the decision was made from; the parameters as they were then stand in `kvdeck policy why`."""
+    return {key: value for key, value in run.inputs.items() if key != "parameters"}
 
 
 def inputs_text(values: Mapping[str, Any]) -> str:
