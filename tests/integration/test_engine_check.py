@@ -161,6 +161,15 @@ def a_checkpoint_byte_too_many(b):
     b.ledger.checkpoint_gpu_bytes += 1
 
 
+def a_prefix_in_no_order_of_leaving(b):
+    b.ledger.orders[Tier.GPU].discard(b.trunk)
+
+
+def a_tail_that_nobody_may_ask_for(b):
+    order = b.ledger.orders[Tier.HOST]
+    order._rest.discard(b.warm, order.touched(b.warm))
+
+
 def a_pin_in_no_books(b):
     b.trunk.record.pinned_until_ns = 1 << 62
 
@@ -195,6 +204,8 @@ BREACHES = {
     a_byte_of_all_namespaces_too_many: "by name",
     a_byte_booked_on_a_prefix_too_many: "GPU bytes are booked, it holds",
     a_checkpoint_byte_too_many: "checkpoints:",
+    a_prefix_in_no_order_of_leaving: "order of gpu: it has 0 prefixes, 1 have bytes there",
+    a_tail_that_nobody_may_ask_for: "order of host: 1 prefixes have no child in it, 0 may be asked for",
     a_pin_in_no_books: "1 of",
 }
 

@@ -112,8 +112,9 @@ def test_a_lease_counts_on_every_prefix_though_its_stretches_come_and_go_under_i
     early = engine.acquire(talk.tokens)
     longer = np.concatenate([talk.tokens, prompt(STRETCH_NODES * page, 3)])
     marks = [n * page for n in range(TURNS, TURNS + STRETCH_NODES + 1)]
-    done = talk.rig.commit(longer, marks)
-    assert talk.path[-1].stretch is not None
+    talk.rig.commit(longer, marks)
+    third = talk.path[-1].stretch
+    assert third is not None
     late = engine.acquire(longer)
     assert [node.record.leases for node in talk.path] == [2] * TURNS
     early.release()
@@ -121,11 +122,17 @@ def test_a_lease_counts_on_every_prefix_though_its_stretches_come_and_go_under_i
     late.release()
     assert [node.record.leases for node in talk.path] == [0] * TURNS
     held = engine.acquire(talk.tokens)
-    talk.rig.command("evict", prefix_ids=[done.prefix_id])
+    first_new = third.nodes[TURNS - 2 * STRETCH_NODES]
+    done = talk.rig.command("evict", prefix_ids=[first_new.record.prefix_id], descendants=True)
+    assert done.outcome["evicted"] == STRETCH_NODES
+    assert talk.path[-1].stretch is None
     assert [node.record.leases for node in talk.path] == [1] * TURNS
     assert engine.check() == []
+    assert talk.rig.commit(longer, marks).outcome == "admitted"
+    assert talk.path[-1].stretch is not None
+    assert talk.serve(longer) == len(longer)
     held.release()
-    assert not any(node.record.leases or node.record.own_leases for node in talk.path if node.stretch is None)
+    assert not any(node.record.leases for node in talk.path)
 
 
 def test_damage_inside_a_stretch_is_found_and_ends_there(talk):
