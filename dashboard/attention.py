@@ -1,128 +1,165 @@
-"""What needs a person first: pure rules from what is known to a short list with what, since when and what to do."""
+"""What needs a person first: the doctor's findings and the alerts that fire as one short list, worst first.
+
+No rule is made here. What is wrong is said by `controlplane.insight.doctor` and by the alert rules; this module joins
+the two where they say the same, and puts one sentence for many engines.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from controlplane.store.queries import AlertView, CommandView, DamagedView
-from dashboard.data import ControlPlaneHealth, EngineNow
-from dashboard.wording import bytes_text, plural, short_id
+from controlplane.insight.doctor_rule import Finding
+from controlplane.steering.alerts.rule import RUNBOOK
+from controlplane.store.queries import AlertView
+from dashboard.readings import ControlPlaneHealth
+from dashboard.wording import plural
 
-RECENT = dt.timedelta(hours=1)
-BEHIND_GRACE = dt.timedelta(seconds=20)
+MANY_ENGINES = 3  # so many engines with the same trouble are one line
+RANK_OF = {"severe": 0, "critical": 0, "warning": 1, "notice": 2, "info": 2}
+ACKNOWLEDGED_RANK = 3
+
+SAME_AS = {
+    "recovery_failure_rate": "restores_failing",
+    "engine_silent": "engine_silent",
+    "history_gaps_open": "history_gaps",
+    "telemetry_dropped": "telemetry_dropped",
+    "disk_breaker_open": "breaker_open",
+    "quarantine_growing": "quarantine_filling",
+    "commands_failing": "commands_failed",
+    "policy_failing": "policy_failing",
+}
+"""Alert rule -> the doctor's rule that looks for the same trouble."""
+_ALERT_LIKE = {finding: alert for alert, finding in SAME_AS.items()}
+DOCTORS_PAGE = "docs/howto/doctor.md"
+PAGE_OF = {
+    "wrong_bytes": "caps",
+    "engine_silent": "fleet",
+    "breaker_open": "memory",
+    "restores_failing": "validations",
+    "quarantine_filling": "validations",
+    "disk_slow": "memory",
+    "caps_too_small": "caps",
+    "checkpoints_missing": "caps",
+    "namespace_maximum": "caps",
+    "namespace_thrashing": "prefixes",
+    "telemetry_dropped": "fleet",
+    "history_gaps": "fleet",
+    "clock_skew": "fleet",
+    "mode_degraded": "caps",
+    "desired_unobserved": "caps",
+    "commands_failed": "audit",
+    "policy_failing": "policies",
+    "policy_paused": "policies",
+    "leader_missing": "policies",
+    "database_growing": "policies",
+    "device_calls_stuck": "memory",
+}
+"""Rule -> the page where something can be done about it; any other alert: Alerts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One thing to look after. `rank` 0 is worst; `page` is where to act."""
+    """One thing to look after. `rank` 0 is worst; `page` is where to act; `alert`: it fires as one."""
 
     rank: int
+    rule: str
     what: str
     since: dt.datetime | None
     action: str
     page: str
+    runbook: str = ""
+    engines: tuple[str, ...] = ()
+    alert: bool = False
 
 
 def needs_attention(
-    *,
-    health: ControlPlaneHealth,
-    engines: Sequence[EngineNow],
-    alerts: Sequence[AlertView],
-    damaged: Sequence[DamagedView],
-    commands: Sequence[CommandView],
-    revised_at: dt.datetime | None,
-    now: dt.datetime,
+    *, health: ControlPlaneHealth, findings: Sequence[Finding], alerts: Sequence[AlertView]
 ) -> list[Item]:
-    """Worst first; inside one rank what began last comes first."""
-    found = [*_control_plane(health), *_damaged(damaged), *_alerts(alerts), *_commands(commands, now)]
-    for engine in engines:
-        found += [*_speech(engine), *_sync(engine, revised_at, now), *_facts(engine)]
-    return sorted(found, key=lambda item: (item.rank, -(item.since or now).timestamp()))
+    """Worst first; inside one rank what fires as an alert, then what began last."""
+    found = _merged([*map(_of_finding, findings)], [*map(_of_alert, (a for a in alerts if a.state == "firing"))])
+    return sorted([*_control_plane(health), *_gathered(found)], key=_order)
+
+
+def _order(item: Item) -> tuple[int, bool, float]:
+    return item.rank, not item.alert, -(item.since.timestamp() if item.since else 0.0)
 
 
 def _control_plane(health: ControlPlaneHealth) -> list[Item]:
     if health.state == "up":
         return []
-    what = f"The control plane is {health.state}" if health.state == "unreachable" else "Its database is unreadable"
-    action = "Start it (`kvdeck serve`) or look at its log" if health.state == "unreachable" else "Check the database"
-    return [Item(rank=0, what=what, since=None, action=action, page="overview")]
+    gone = health.state == "unreachable"
+    what = "The control plane is unreachable" if gone else "The control plane cannot read its database"
+    action = "Start it (`kvdeck serve`), or look at its log." if gone else "Check the database; then Refresh."
+    return [Item(rank=-1, rule="control_plane", what=what, since=None, action=action, page="overview")]
 
 
-def _speech(engine: EngineNow) -> list[Item]:
-    seen, name = engine.view.last_seen_at, engine.view.id
-    if engine.health == "unreachable":
-        action = "Check the process and its network; commands to it will expire"
-        return [Item(rank=1, what=f"Engine {name} is unreachable", since=seen, action=action, page="overview")]
-    if engine.health == "stale":
-        action = "Wait a moment, then check the process: its numbers are old"
-        return [Item(rank=2, what=f"Engine {name} is stale", since=seen, action=action, page="overview")]
-    return []
+def _of_finding(finding: Finding) -> Item:
+    return Item(
+        rank=RANK_OF[finding.severity],
+        rule=finding.rule,
+        what=finding.summary,
+        since=finding.since,
+        action=finding.advice,
+        page=PAGE_OF.get(finding.rule, "fleet"),
+        runbook=RUNBOOK.format(name=_ALERT_LIKE[finding.rule]) if finding.rule in _ALERT_LIKE else DOCTORS_PAGE,
+        engines=(finding.engine_id,) if finding.engine_id else (),
+    )
 
 
-def _sync(engine: EngineNow, revised_at: dt.datetime | None, now: dt.datetime) -> list[Item]:
-    view = engine.view
-    error = view.observed.get("error")
-    if error:
-        what = f"Engine {view.id} refuses part of revision {view.observed_revision}: {error}"
-        return [Item(rank=1, what=what, since=revised_at, action="Change the value or roll back", page="caps")]
-    behind = view.sync == "behind" and (revised_at is None or now - revised_at > BEHIND_GRACE)
-    if behind and view.health == "live":
-        what = f"Engine {view.id} runs revision {view.observed_revision}, {view.desired_revision} is desired"
-        return [Item(rank=2, what=what, since=revised_at, action="Wait, then look at the engine's log", page="caps")]
-    return []
+def _of_alert(alert: AlertView) -> Item:
+    taken = f" (acknowledged by {alert.acknowledged_by})" if alert.acknowledged_by else ""
+    rule = SAME_AS.get(alert.rule, alert.rule)
+    return Item(
+        rank=ACKNOWLEDGED_RANK if alert.acknowledged_by else RANK_OF.get(alert.severity, 1),
+        rule=rule,
+        what=f"{alert.summary}{taken}",
+        since=alert.since,
+        action="Somebody looks after it." if alert.acknowledged_by else "Acknowledge it on Alerts; see the runbook.",
+        page=PAGE_OF.get(rule, "alerts"),
+        runbook=alert.runbook or RUNBOOK.format(name=alert.rule),
+        engines=(alert.engine_id,) if alert.engine_id else (),
+        alert=True,
+    )
 
 
-def _facts(engine: EngineNow) -> list[Item]:
-    view, found = engine.view, []
-    wrong = int(view.stats.get("wrong_bytes") or 0)
-    if wrong:
-        what = f"Engine {view.id} served {bytes_text(wrong)} of wrong bytes"
-        action = "Set mode bypass now, then report it: this must never happen"
-        found.append(Item(rank=0, what=what, since=view.last_seen_at, action=action, page="caps"))
-    mode = str(view.observed.get("mode") or "normal")
-    if mode != "normal":
-        action = "See why on Policies; step back on Caps and mode when recoveries work"
-        found.append(Item(rank=2, what=f"Engine {view.id} runs in mode {mode}", since=None, action=action, page="caps"))
-    if view.open_gaps:
-        what = f"The history of {view.id} has {plural(view.open_gaps, 'gap')}"
-        action = "A snapshot closes it by itself; if it stays, look for dropped telemetry"
-        found.append(Item(rank=3, what=what, since=None, action=action, page="prefixes"))
-    return found
-
-
-def _damaged(damaged: Sequence[DamagedView]) -> list[Item]:
-    if not damaged:
-        return []
-    reasons = ", ".join(sorted({row.reason.replace("_", " ") for row in damaged}))
-    what = f"{plural(len(damaged), 'damaged prefix', 'damaged prefixes')} in quarantine ({reasons})"
-    action = "Evict to have them rebuilt, scrub the disk to find more"
-    return [Item(rank=1, what=what, since=max(row.at for row in damaged), action=action, page="validations")]
-
-
-def _alerts(alerts: Sequence[AlertView]) -> list[Item]:
+def _merged(findings: Sequence[Item], alerts: Sequence[Item]) -> list[Item]:
+    """An alert and a finding of the same trouble on the same engine are one item: the alert knows since when and who
+    looks after it, the finding what helps."""
+    firing = {(item.rule, item.engines): item for item in alerts}
     found = []
-    for alert in alerts:
-        if alert.state != "firing":
+    for item in findings:
+        alert = firing.pop((item.rule, item.engines), None)
+        if alert is None:
+            found.append(item)
             continue
-        taken = f" (acknowledged by {alert.acknowledged_by})" if alert.acknowledged_by else ""
-        what = f"Alert {alert.rule.replace('_', ' ')}: {alert.summary}{taken}"
-        action = "Follow it" if alert.acknowledged_by else "Acknowledge it, then see Alerts"
+        rank = alert.rank if alert.rank == ACKNOWLEDGED_RANK else min(item.rank, alert.rank)
+        since = min((at for at in (item.since, alert.since) if at), default=None)
         found.append(
-            Item(rank=3 if alert.acknowledged_by else 1, what=what, since=alert.since, action=action, page="alerts")
+            replace(alert, rank=rank, since=since, action=item.action, what=_both(item.what, alert), page=item.page)
         )
-    return found
+    return [*found, *firing.values()]
 
 
-def _commands(commands: Sequence[CommandView], now: dt.datetime) -> list[Item]:
+def _both(what: str, alert: Item) -> str:
+    taken = alert.what[alert.what.rindex(" (acknowledged") :] if " (acknowledged" in alert.what else ""
+    return f"{what}{taken}"
+
+
+def _gathered(items: Iterable[Item]) -> list[Item]:
+    """Items of one rule and rank on many engines as one, so that a fleet's common trouble is one line."""
+    alike: dict[tuple[int, str, bool], list[Item]] = defaultdict(list)
+    for item in items:
+        alike[item.rank, item.rule, bool(item.engines)].append(item)
     found = []
-    for command in commands:
-        ended = command.finished_at
-        # A refusal was told to whoever sent it; what failed or ran out of time may have been seen by nobody.
-        if command.status not in ("failed", "expired") or ended is None or now - ended > RECENT:
+    for group in alike.values():
+        engines = tuple(dict.fromkeys(engine for item in group for engine in item.engines))
+        if len(engines) <= MANY_ENGINES:
+            found += group
             continue
-        why = str(command.outcome.get("reason") or command.outcome.get("error") or "see its outcome")
-        what = f"Command {command.kind} {short_id(command.id, 8)} on {command.engine_id} {command.status}: {why}"
-        found.append(Item(rank=2, what=what, since=ended, action="Look at its outcome, send it again", page="audit"))
+        since = min((item.since for item in group if item.since), default=None)
+        what = f"{plural(len(engines), 'engine')}, among them {engines[0]}: {group[0].what}"
+        found.append(replace(group[0], what=what, since=since, engines=engines, alert=any(i.alert for i in group)))
     return found

@@ -6,66 +6,32 @@ what was read for somebody with more rights. Entries live a few seconds.
 
 from __future__ import annotations
 
-import datetime as dt
-from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 from sqlalchemy import event
 
 from controlplane.api.client import Unreachable
 from controlplane.clock import utc_now
 from controlplane.errors import ControlPlaneError, Forbidden, Unauthorised
-from controlplane.insight import live
+from controlplane.insight import doctor, live, whymiss
+from controlplane.insight.doctor_gather import gather
+from controlplane.insight.doctor_rule import Finding
 from controlplane.steering import desired
 from controlplane.steering.policies.degrade import DegradeRule
-from controlplane.store import queries
+from controlplane.store import queries, queries_charts
+from controlplane.store.queries_families import Families, families
+from controlplane.store.query_types import Engines
 from controlplane.store.session import Store
 from dashboard import control, frames
 from dashboard.control import settings
+from dashboard.readings import Charts, ControlPlaneHealth, EngineNow, Validations, slot_minutes
+from dashboard.session import Filters
 
 TTL_SECONDS = 3
+FINDINGS_TTL_SECONDS = 15  # the doctor reads a good deal of every engine
+FINDINGS_MINUTES = 60  # and looks at the last hour whatever range is drawn: what it finds is about now
 IDLE_MINUTES = 3  # a live engine without a request for this long is idle
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineNow:
-    """An engine with what a person asks first: does it speak, does it work, does it run what was asked."""
-
-    view: queries.EngineView
-    requests_lately: int
-
-    @property
-    def health(self) -> str:
-        """live, idle (speaks, but no requests), stale or unreachable."""
-        return "idle" if self.view.health == "live" and not self.requests_lately else self.view.health
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlPlaneHealth:
-    """`state`: up, unreachable (no answer), database unreadable (it answers, its database does not)."""
-
-    state: str
-    detail: str
-    checked_at: dt.datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Charts:
-    """The frames of one time range, read in one snapshot, and when that was."""
-
-    as_of: dt.datetime
-    since: dt.datetime
-    requests: pd.DataFrame
-    queries: pd.DataFrame
-    hits: pd.DataFrame
-    recoveries: pd.DataFrame
-    io: pd.DataFrame
-    fragmentation: pd.DataFrame
-    tier_bytes: pd.DataFrame
-    mode: pd.DataFrame
-    marks: pd.DataFrame
 
 
 @st.cache_resource
@@ -94,17 +60,38 @@ def engines(role: str) -> list[EngineNow]:
             stale_seconds=chosen.engine_stale_seconds,
             unreachable_seconds=chosen.engine_unreachable_seconds,
         )
-        lately = queries.request_minutes(session, queries.TimeRange.last(IDLE_MINUTES, now))
-    counts: dict[str, int] = {}
-    for row in lately:
-        counts[row.engine_id] = counts.get(row.engine_id, 0) + row.requests
-    return [EngineNow(view=view, requests_lately=counts.get(view.id, 0)) for view in views]
+        lately = queries_charts.usable_by_engine(session, queries.TimeRange.last(IDLE_MINUTES, now))
+    found = []
+    for view in views:
+        requests, prompt, usable = lately.get(view.id, (0, 0, 0))
+        found.append(
+            EngineNow(
+                view=view,
+                requests_lately=requests,
+                prompt_tokens_lately=prompt,
+                usable_tokens_lately=usable,
+            )
+        )
+    return found
+
+
+def scope(role: str, chosen: Filters) -> str | tuple[str, ...] | None:
+    """What the filters mean for a read: one engine, the engines of a group, or (None) all."""
+    if chosen.engine or not chosen.group:
+        return chosen.engine
+    return tuple(engine.view.id for engine in engines(role) if engine.view.group == chosen.group)
+
+
+def engines_in(role: str, chosen: Filters) -> list[EngineNow]:
+    """The engines the filters choose, by id."""
+    wanted = scope(role, chosen)
+    if isinstance(wanted, str):
+        return [engine for engine in engines(role) if engine.view.id == wanted]
+    return [engine for engine in engines(role) if wanted is None or engine.view.id in wanted]
 
 
 @st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=64)
-def whatif(
-    role: str, engine: str, namespace: str, cap_prefixes: int | None, cap_bytes: int | None
-) -> live.WhatIfView:
+def whatif(role: str, engine: str, namespace: str, cap_prefixes: int | None, cap_bytes: int | None) -> live.WhatIfView:
     """The newest curve of an engine, and what a proposed cap would bring. Raises NotFound where there is none."""
     del role
     with store().read() as session:
@@ -119,38 +106,80 @@ def predictions(role: str, engine: str) -> list[live.PredictionView]:
         return live.outcomes(session, engine, limit=20)
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=32)
-def charts(role: str, engine: str | None, namespace: str | None, minutes: int) -> Charts:
-    """Everything the time charts draw. Metrics have no namespace: only the request frame is cut down to one."""
+@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=32, refresh_mode="background")
+def charts(role: str, engine: Engines, namespace: str | None, minutes: int) -> Charts:
+    """Everything the time charts draw. Metrics have no namespace: only requests and losses are cut down to one.
+
+    Background: whoever looks every few seconds never waits for a long range; `as_of` says when it was read.
+    """
     del role
-    now = utc_now()
+    now, step = utc_now(), slot_minutes(minutes)
     window = queries.TimeRange.last(minutes, now)
     with store().read() as session:
 
-        def series(name: str) -> list[queries.MetricMinute]:
-            return queries.metric_minutes(session, f"kvcache.{name}", window, engine)
+        def series(name: str) -> list[queries_charts.MetricSlot]:
+            return queries_charts.metric_slots(session, f"kvcache.{name}", window, step, engine)
 
+        io, io_every = queries_charts.histogram_slots(session, "kvcache.tier.io.duration", window, step, engine)
         return Charts(
             as_of=now,
             since=window.since,
-            requests=frames.requests_frame(queries.request_minutes(session, window, engine), namespace),
+            step_minutes=step,
+            io_every=io_every,
+            requests=frames.requests_frame(queries_charts.request_slots(session, window, step, engine, namespace)),
+            losses=frames.losses_frame(queries_charts.loss_slots(session, window, step, engine, namespace)),
             queries=frames.queries_frame(series("queries")),
             hits=frames.hits_frame(series("hits")),
             recoveries=frames.recoveries_frame(series("recoveries")),
-            io=frames.io_frame(series("tier.io.duration")),
+            io=frames.io_frame(io),
             fragmentation=frames.fragmentation_frame(series("fragmentation")),
             tier_bytes=frames.tier_bytes_frame(series("tier.bytes")),
-            mode=frames.mode_frame(series("mode")),
+            mode=frames.mode_frame(queries_charts.engine_slots(session, "kvcache.mode", window, step, engine)),
             marks=frames.marks_frame(queries.list_marks(session, window, engine)),
         )
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=32)
-def overview(role: str, engine: str | None, minutes: int) -> queries.Overview:
+@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=32, refresh_mode="background")
+def overview(role: str, engine: Engines, minutes: int) -> queries.Overview:
     """The range in numbers."""
     del role
     with store().read() as session:
         return queries.overview(session, queries.TimeRange.last(minutes, utc_now()), engine)
+
+
+@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=32, refresh_mode="background")
+def why_miss(role: str, engine: Engines, namespace: str | None, minutes: int) -> whymiss.WhyMiss:
+    """Where the tokens of prompts went, by cause."""
+    del role
+    window = queries.TimeRange.last(minutes, utc_now())
+    with store().read() as session:
+        return whymiss.why_in_window(session, window, engine, namespace)
+
+
+@st.cache_data(ttl=FINDINGS_TTL_SECONDS, show_spinner=False, max_entries=16, refresh_mode="background")
+def _findings(role: str, engine: str | None) -> list[Finding]:
+    """What the doctor finds on one engine or all, worst first."""
+    del role
+    now = utc_now()
+    window = queries.TimeRange.last(FINDINGS_MINUTES, now)
+    with store().read() as session:
+        return doctor.examine(gather(session, settings(), now, window, engine))
+
+
+def findings(role: str, chosen: Filters) -> list[Finding]:
+    """What the doctor finds on the engines the filters choose, and on the deck itself."""
+    wanted = scope(role, chosen)
+    if wanted is None or isinstance(wanted, str):
+        return _findings(role, wanted)
+    return [one for one in _findings(role, None) if one.engine_id is None or one.engine_id in wanted]
+
+
+@st.cache_data(ttl=30, show_spinner=False, max_entries=16, refresh_mode="background")
+def prefix_families(role: str, engine: Engines, namespace: str | None) -> Families:
+    """The largest prefixes with all above them, and the rest as sums."""
+    del role
+    with store().read() as session:
+        return families(session, engine, namespace)
 
 
 @st.cache_data(ttl=30, show_spinner=False, max_entries=16)
@@ -158,25 +187,34 @@ def namespaces(role: str) -> list[str]:
     """Namespaces that had requests in the last day, by name."""
     del role
     with store().read() as session:
-        rows = queries.request_minutes(session, queries.TimeRange.last(24 * 60, utc_now()))
-    return sorted({row.namespace for row in rows})
+        return queries_charts.namespaces_asked(session, queries.TimeRange.last(24 * 60, utc_now()))
 
 
 @st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=32)
 def prefixes(
     role: str,
-    engine: str | None,
+    engine: Engines,
     namespace: str | None,
     states: tuple[str, ...],
     search: str,
     order: str,
     limit: int,
+    holds_in: str = "",
 ) -> queries.PrefixPage:
-    """The prefixes that match, in order."""
+    """The prefixes that match, in order. A search with "=" in it is for a label: name=value, or name= for any value."""
     del role
+    name, is_label, value = search.strip().partition("=")
     with store().read() as session:
         return queries.list_prefixes(
-            session, engine_id=engine, namespace=namespace, states=states, search=search, order=order, limit=limit
+            session,
+            engine_id=engine,
+            namespace=namespace,
+            states=states,
+            search="" if is_label else search,
+            label=(name.strip(), value.strip() or None) if is_label else None,
+            holds_in=holds_in,
+            order=order,
+            limit=limit,
         )
 
 
@@ -189,7 +227,7 @@ def prefix(role: str, engine: str, prefix_id: str) -> queries.PrefixDetail:
 
 
 @st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
-def damaged(role: str, engine: str | None) -> list[queries.DamagedView]:
+def damaged(role: str, engine: Engines) -> list[queries.DamagedView]:
     """Prefixes in quarantine, newest first."""
     del role
     with store().read() as session:
@@ -197,16 +235,16 @@ def damaged(role: str, engine: str | None) -> list[queries.DamagedView]:
 
 
 @st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=32)
-def validations(
-    role: str, engine: str | None, minutes: int
-) -> tuple[list[queries.ValidationCount], list[queries.FailureView]]:
-    """How the validations of a range ended, and the newest that failed."""
+def validations(role: str, engine: Engines, minutes: int) -> Validations:
+    """How the validations of a range ended, when they did not pass, and the newest that failed."""
     del role
-    window = queries.TimeRange.last(minutes, utc_now())
+    now, step = utc_now(), slot_minutes(minutes)
+    window = queries.TimeRange.last(minutes, now)
     with store().read() as session:
-        return (
-            queries.validation_counts(session, window, engine),
-            queries.list_failures(session, window, engine, limit=300),
+        return Validations(
+            counts=queries.validation_counts(session, window, engine),
+            slots=frames.not_passed_frame(queries_charts.validation_slots(session, window, step, engine)),
+            failures=queries.list_failures(session, window, engine, limit=300),
         )
 
 
@@ -227,7 +265,7 @@ def effective(role: str, engine: str) -> dict[str, Any]:
 
 
 @st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
-def commands(role: str, engine: str | None) -> list[queries.CommandView]:
+def commands(role: str, engine: Engines) -> list[queries.CommandView]:
     """The newest commands."""
     del role
     with store().read() as session:
@@ -251,7 +289,7 @@ def policies(role: str) -> tuple[list[queries.PolicyView], list[queries.PolicyRu
 
 
 @st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
-def alerts(role: str, engine: str | None) -> list[queries.AlertView]:
+def alerts(role: str, engine: Engines) -> list[queries.AlertView]:
     """The newest alerts."""
     del role
     with store().read() as session:
@@ -308,6 +346,9 @@ def clear() -> None:
         engines,
         charts,
         overview,
+        why_miss,
+        _findings,
+        prefix_families,
         prefixes,
         prefix,
         damaged,

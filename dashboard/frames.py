@@ -6,26 +6,45 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from controlplane.store.queries import Mark, MetricMinute, RequestMinute, ValidationCount, VersionView
+from controlplane.store.queries import Mark, ValidationCount, VersionView
+from controlplane.store.queries_charts import (
+    EngineSlot,
+    HistogramSlot,
+    LossSlot,
+    MetricSlot,
+    RequestSlot,
+    ValidationSlot,
+)
 from dashboard.charts.base import MARK_COLUMNS
 from dashboard.wording import clock_text
 
-REQUEST_COLUMNS = list(RequestMinute.__slots__)
+REQUEST_COLUMNS = list(RequestSlot.__slots__)
+LOSS_COLUMNS = list(LossSlot.__slots__)
+NOT_PASSED_COLUMNS = list(ValidationSlot.__slots__)
 VERSION_COLUMNS = list(VersionView.__slots__)
 
 
-def requests_frame(rows: Iterable[RequestMinute], namespace: str | None) -> pd.DataFrame:
-    """Requests by minute, of one namespace or of all."""
-    kept = [row for row in rows if namespace is None or row.namespace == namespace]
-    return _frame([tuple(getattr(row, name) for name in REQUEST_COLUMNS) for row in kept], REQUEST_COLUMNS)
+def requests_frame(rows: Iterable[RequestSlot]) -> pd.DataFrame:
+    """Requests by slot and serving state, with the columns of the read model."""
+    return _frame([tuple(getattr(row, name) for name in REQUEST_COLUMNS) for row in rows], REQUEST_COLUMNS)
 
 
-def queries_frame(rows: Iterable[MetricMinute]) -> pd.DataFrame:
+def losses_frame(rows: Iterable[LossSlot]) -> pd.DataFrame:
+    """Tokens that were no hit: minute, cause, requests, tokens."""
+    return _frame([tuple(getattr(row, name) for name in LOSS_COLUMNS) for row in rows], LOSS_COLUMNS)
+
+
+def not_passed_frame(rows: Iterable[ValidationSlot]) -> pd.DataFrame:
+    """Validations that did not pass: minute, validation, verdict, reason, count."""
+    return _frame([tuple(getattr(row, name) for name in NOT_PASSED_COLUMNS) for row in rows], NOT_PASSED_COLUMNS)
+
+
+def queries_frame(rows: Iterable[MetricSlot]) -> pd.DataFrame:
     """Tokens asked for: minute, tokens."""
     return _frame([(r.minute, r.delta) for r in rows if r.attributes.get("of") == "tokens"], ["minute", "tokens"])
 
 
-def hits_frame(rows: Iterable[MetricMinute]) -> pd.DataFrame:
+def hits_frame(rows: Iterable[MetricSlot]) -> pd.DataFrame:
     """Tokens served by object kind: minute, kind, tokens."""
     served = [
         (r.minute, r.attributes.get("object.kind", "none"), r.delta) for r in rows if r.attributes.get("of") == "tokens"
@@ -33,37 +52,42 @@ def hits_frame(rows: Iterable[MetricMinute]) -> pd.DataFrame:
     return _frame(served, ["minute", "kind", "tokens"])
 
 
-def recoveries_frame(rows: Iterable[MetricMinute]) -> pd.DataFrame:
+def recoveries_frame(rows: Iterable[MetricSlot]) -> pd.DataFrame:
     """Recoveries: minute, tier, outcome, count."""
     found = [(r.minute, r.attributes.get("tier", "none"), r.attributes.get("outcome", "none"), r.delta) for r in rows]
     return _frame(found, ["minute", "tier", "outcome", "count"])
 
 
-def io_frame(rows: Iterable[MetricMinute]) -> pd.DataFrame:
+def io_frame(rows: Iterable[HistogramSlot]) -> pd.DataFrame:
     """Tier I/O histograms: minute, tier, direction, buckets."""
     found = [
-        (r.minute, r.attributes.get("tier", "none"), r.attributes.get("direction", "none"), r.bucket_deltas)
+        (
+            r.minute,
+            r.attributes.get("tier", "none"),
+            r.attributes.get("direction", "none"),
+            {"bounds": r.bounds, "counts": r.counts},
+        )
         for r in rows
     ]
     return _frame(found, ["minute", "tier", "direction", "buckets"])
 
 
-def fragmentation_frame(rows: Iterable[MetricMinute]) -> pd.DataFrame:
-    """Fragmentation by page class: minute, page_class, ratio."""
+def fragmentation_frame(rows: Iterable[MetricSlot]) -> pd.DataFrame:
+    """Fragmentation by page class, the mean over engines: minute, page_class, ratio."""
     return _frame(
-        [(r.minute, r.attributes.get("class", "all"), r.last) for r in rows], ["minute", "page_class", "ratio"]
+        [(r.minute, r.attributes.get("class", "all"), r.mean) for r in rows], ["minute", "page_class", "ratio"]
     )
 
 
-def tier_bytes_frame(rows: Iterable[MetricMinute]) -> pd.DataFrame:
+def tier_bytes_frame(rows: Iterable[MetricSlot]) -> pd.DataFrame:
     """Bytes in use by tier (live and pinned): minute, tier, used_bytes."""
     used = [r for r in rows if r.attributes.get("state") in ("live", "pinned")]
     return _frame(
-        [(r.minute, r.attributes.get("tier", "none"), r.last) for r in used], ["minute", "tier", "used_bytes"]
+        [(r.minute, r.attributes.get("tier", "none"), r.held) for r in used], ["minute", "tier", "used_bytes"]
     )
 
 
-def mode_frame(rows: Iterable[MetricMinute]) -> pd.DataFrame:
+def mode_frame(rows: Iterable[EngineSlot]) -> pd.DataFrame:
     """The rung of the ladder: minute, engine, mode."""
     return _frame([(r.minute, r.engine_id, r.maximum) for r in rows], ["minute", "engine", "mode"])
 

@@ -37,9 +37,10 @@ class Person:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """What every page looks at. None: all engines, all namespaces."""
+    """What every page looks at. None: all engines, all namespaces. An engine goes before a group."""
 
     engine: str | None = None
+    group: str | None = None
     namespace: str | None = None
     range_name: str = DEFAULT_RANGE
 
@@ -111,6 +112,7 @@ def filters() -> Filters:
     range_name = query.get("range", DEFAULT_RANGE)
     chosen = Filters(
         engine=query.get("engine") or None,
+        group=query.get("group") or None,
         namespace=query.get("ns") or None,
         range_name=range_name if range_name in RANGES else DEFAULT_RANGE,
     )
@@ -118,12 +120,13 @@ def filters() -> Filters:
     return chosen
 
 
-def choose(*, engine: str | None, namespace: str | None, range_name: str | None) -> None:
+def choose(*, engine: str | None, group: str | None, namespace: str | None, range_name: str | None) -> None:
     """Set the filters; `all` and None mean no filter, a range that is unknown leaves the old one."""
     old = filters()
     st.session_state[_FILTERS] = replace(
         old,
         engine=None if engine == ALL else engine,
+        group=None if group == ALL else group,
         namespace=None if namespace == ALL else namespace,
         range_name=range_name if range_name in RANGES else old.range_name,
     )
@@ -132,8 +135,7 @@ def choose(*, engine: str | None, namespace: str | None, range_name: str | None)
 def sync_filters() -> Filters:
     """Write the filters into the address if it says something else, and return them."""
     chosen = filters()
-    wanted = {"engine": chosen.engine, "ns": chosen.namespace, "range": chosen.range_name}
-    for name, value in wanted.items():
+    for name, value in _addressed(chosen).items():
         if value is None and name in st.query_params:
             del st.query_params[name]
         elif value is not None and st.query_params.get(name) != value:
@@ -143,9 +145,16 @@ def sync_filters() -> Filters:
 
 def link_query() -> dict[str, str]:
     """The filters as query parameters, for links to other pages."""
-    chosen = filters()
-    wanted = {"engine": chosen.engine, "ns": chosen.namespace, "range": chosen.range_name}
-    return {name: value for name, value in wanted.items() if value}
+    return {name: value for name, value in _addressed(filters()).items() if value}
+
+
+def _addressed(chosen: Filters) -> dict[str, str | None]:
+    return {
+        "engine": chosen.engine,
+        "group": chosen.group,
+        "ns": chosen.namespace,
+        "range": chosen.range_name,
+    }
 
 
 def selected_prefix() -> tuple[str, str] | None:

@@ -66,6 +66,18 @@ TIERS = {
     "disk": Look(label="disk", color=ORANGE, dash="dot"),
     "remote": Look(label="remote", color=PURPLE, dash="dashdot"),
 }
+ENGINE_HEALTH = {
+    "live": Look(label="live", color=GREEN, symbol="●", help="it speaks and serves"),
+    "idle": Look(label="idle", color=BLUE, symbol="◌", help="it speaks, but had no requests lately"),
+    "stale": Look(label="stale", color=ORANGE, symbol="◔", help="no word for a while: its numbers are old"),
+    "unreachable": Look(label="unreachable", color=VERMILLION, symbol="✖", help="no word for long: it may be gone"),
+    "left": Look(label="left", color=GREY, symbol="○", help="it said goodbye: stopped on purpose"),
+}
+SYNC = {
+    "in_sync": Look(label="in sync", color=GREEN, symbol="✔", help="it runs the newest revision"),
+    "behind": Look(label="behind", color=ORANGE, symbol="◔", help="it has not applied the newest revision yet"),
+    "refused": Look(label="refused", color=VERMILLION, symbol="✖", help="it refuses part of the revision"),
+}
 MODES = ("normal", "no_disk", "resident_only", "full_only", "bypass")
 MODE_HELP = {
     "normal": "everything a plan allows",

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from controlplane.ingest.facts import UNKNOWN_LOSS
 from controlplane.store.queries_losses import Asked, LossCount, RequestView, asked, loss_counts
-from controlplane.store.query_types import TimeRange
+from controlplane.store.query_types import Engines, TimeRange
 from engine.schedule.losses import LOSSES, Loss
 
 MEANINGS: Mapping[str, str] = {
@@ -77,7 +77,7 @@ class WhyMiss:
 
 
 def why_in_window(
-    session: Session, window: TimeRange, engine_id: str | None = None, namespace: str | None = None
+    session: Session, window: TimeRange, engine_id: Engines = None, namespace: str | None = None
 ) -> WhyMiss:
     """Of all requests of a range. Read from rollups: its cost does not grow with traffic."""
     found = asked(session, window, engine_id, namespace)

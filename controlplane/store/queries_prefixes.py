@@ -149,6 +149,7 @@ def list_prefixes(
     id_start: str = "",
     pinned: bool | None = None,
     label: tuple[str, str | None] | None = None,
+    holds_in: str = "",
     order: str = "served",
     limit: int = 100,
     offset: int = 0,
@@ -156,7 +157,8 @@ def list_prefixes(
     """Prefixes that match, in one of ORDERS. Without `states`: all but the evicted ones.
 
     `search` matches the start of a prefix id or any part of a namespace, `id_start` only the former. `limit` is held to
-    1,000; `label` is a name with its value, or None for any. Raises BadRequest for an order or a state that is none.
+    1,000; `label` is a name with its value, or None for any; `holds_in` is a tier (gpu, host, disk) it has bytes in.
+    Raises BadRequest for an order or a state that is none.
     """
     if order not in ORDERS:
         raise BadRequest("order_unknown", f"There is no order {order!r}.", f"Orders: {', '.join(ORDERS)}.")
@@ -167,6 +169,8 @@ def list_prefixes(
         conditions.append(Prefix.prefix_id.startswith(id_start.lower(), autoescape=True))
     if label is not None:
         conditions.append(has_label(*label))
+    if holds_in in ("gpu", "host", "disk"):
+        conditions.append(getattr(Prefix, f"{holds_in}_bytes") > 0)
     total = session.scalar(select(func.count()).select_from(Prefix).where(*conditions)) or 0
     query = (
         select(Prefix)

@@ -33,17 +33,19 @@ def time_figure(*, y_title: str, height: int = 300, percent: bool = False) -> go
     return figure
 
 
-def by_minute(values: pd.Series) -> pd.Series:
-    """The series on a full minute grid: a minute without data is a gap, not a line drawn across it."""
+def by_minute(values: pd.Series, step_minutes: int = 1) -> pd.Series:
+    """The series on the full grid of its time slots: a slot without data is a gap, not a line drawn across it."""
     if values.empty:
         return values
-    grid = pd.date_range(values.index.min(), values.index.max(), freq="1min")
+    grid = pd.date_range(values.index.min(), values.index.max(), freq=f"{step_minutes}min")
     return values.reindex(grid)
 
 
-def add_line(figure: go.Figure, values: pd.Series, look: Look, *, hover: str, step: bool = False) -> None:
-    """One line with its colour and its dash; small markers keep a lone minute visible."""
-    series = by_minute(values)
+def add_line(
+    figure: go.Figure, values: pd.Series, look: Look, *, hover: str, step: bool = False, step_minutes: int = 1
+) -> None:
+    """One line with its colour and its dash; small markers keep a lone point visible."""
+    series = by_minute(values, step_minutes)
     figure.add_trace(
         go.Scatter(
             x=list(series.index),

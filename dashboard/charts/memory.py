@@ -26,6 +26,7 @@ from dashboard.theme import (
 )
 from dashboard.wording import bytes_text
 
+MOST_MODE_LINES = 6
 _PARTS = (
     ("pinned_bytes", Look(label="pinned", color=ORANGE, symbol="x")),
     ("live_bytes", Look(label="live", color=GREEN)),
@@ -39,7 +40,7 @@ def _pattern(look: Look) -> dict[str, Any]:
     return {"shape": shape, "fillmode": "overlay", "fgcolor": RULE, "fgopacity": 0.6, "size": 7, "solidity": 0.2}
 
 
-def fragmentation(points: pd.DataFrame, marks: pd.DataFrame) -> go.Figure:
+def fragmentation(points: pd.DataFrame, marks: pd.DataFrame, step_minutes: int = 1) -> go.Figure:
     """Free bytes inside partly used slabs over bytes of used slabs, by page class.
 
     `points` has minute, page_class, ratio.
@@ -51,7 +52,7 @@ def fragmentation(points: pd.DataFrame, marks: pd.DataFrame) -> go.Figure:
         look = (
             Look(label="all classes", color=GREY, dash="dot") if page_class == "all" else nth_look(position, page_class)
         )
-        add_line(figure, values, look, hover="%{y:.1%}")
+        add_line(figure, values, look, hover="%{y:.1%}", step_minutes=step_minutes)
     return add_marks(figure, marks)
 
 
@@ -90,29 +91,47 @@ def tier_fill(tiers: Mapping[str, Mapping[str, Any]]) -> go.Figure:
     return figure
 
 
-def tier_bytes_over_time(points: pd.DataFrame, marks: pd.DataFrame) -> go.Figure:
+def tier_bytes_over_time(points: pd.DataFrame, marks: pd.DataFrame, step_minutes: int = 1) -> go.Figure:
     """Bytes in use (live and pinned) by tier. `points` has minute, tier, used_bytes."""
     figure = time_figure(y_title="bytes in use")
     largest = 0.0
     for tier in [name for name in TIERS if name in set(points["tier"])]:
         values = points[points["tier"] == tier].groupby("minute")["used_bytes"].sum()
-        add_line(figure, values, tier_look(tier), hover="%{customdata}")
+        add_line(figure, values, tier_look(tier), hover="%{customdata}", step_minutes=step_minutes)
         figure.data[-1].update(customdata=[bytes_text(value) for value in figure.data[-1].y])
         largest = max(largest, float(values.max()))
     byte_axis(figure, largest)
     return add_marks(figure, marks)
 
 
-def mode_over_time(points: pd.DataFrame, marks: pd.DataFrame) -> go.Figure:
-    """The rung of the degradation ladder each engine was on. `points` has minute, engine, mode (0 to 4)."""
+def mode_over_time(points: pd.DataFrame, marks: pd.DataFrame, step_minutes: int = 1) -> go.Figure:
+    """The rung of the degradation ladder each engine was on; of a fleet, how many engines were on each lower rung.
+
+    `points` has minute, engine, mode (0 to 4).
+    """
+    if points["engine"].nunique() > MOST_MODE_LINES:
+        return _modes_of_many(points, marks, step_minutes)
     figure = time_figure(y_title="", height=230)
     for position, engine in enumerate(sorted(set(points["engine"]))):
         values = points[points["engine"] == engine].groupby("minute")["mode"].max()
         look = nth_look(position, engine) if points["engine"].nunique() > 1 else Look(label=engine, color=BLUE)
-        add_line(figure, values, look, hover="%{customdata}", step=True)
+        add_line(figure, values, look, hover="%{customdata}", step=True, step_minutes=step_minutes)
         names = [MODES[int(level)] if level is not None else "" for level in figure.data[-1].y]
         figure.data[-1].update(customdata=names)
     figure.update_yaxes(tickvals=list(range(len(MODES))), ticktext=list(MODES), range=[-0.4, 4.6], rangemode="normal")
+    figure.update_layout(showlegend=True)
+    return add_marks(figure, marks)
+
+
+def _modes_of_many(points: pd.DataFrame, marks: pd.DataFrame, step_minutes: int) -> go.Figure:
+    figure = time_figure(y_title="engines not in mode normal", height=230)
+    minutes = pd.Index(sorted(set(points["minute"])))
+    for level, name in enumerate(MODES[1:], start=1):
+        counts = points[points["mode"] == level].groupby("minute")["engine"].nunique()
+        if len(counts):
+            values = counts.reindex(minutes, fill_value=0)
+            add_line(figure, values, nth_look(level, name), hover="%{y:,.0f}", step=True, step_minutes=step_minutes)
+    figure.update_yaxes(tickformat=",d")
     figure.update_layout(showlegend=True)
     return add_marks(figure, marks)
 

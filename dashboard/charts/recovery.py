@@ -24,17 +24,18 @@ def failure_rate(recoveries: pd.DataFrame) -> float | None:
     return bad / total if total > 0 else None
 
 
-def recovery_failure_rate(recoveries: pd.DataFrame, threshold: float | None, marks: pd.DataFrame) -> go.Figure:
+def recovery_failure_rate(
+    recoveries: pd.DataFrame, threshold: float | None, marks: pd.DataFrame, step_minutes: int = 1
+) -> go.Figure:
     """The share of recoveries that failed or came late, by minute, with the degrade threshold as a line."""
     figure = time_figure(y_title="failed or late", percent=True)
     total = recoveries.groupby("minute")["count"].sum()
     total = total[total > 0]
     bad = recoveries[recoveries["outcome"].isin(["failed", "late"])].groupby("minute")["count"].sum()
     rate = bad.reindex(total.index, fill_value=0) / total
-    add_line(
-        figure, rate, Look(label="recovery failure rate", color=VERMILLION), hover="%{y:.1%} of %{customdata:,.0f}"
-    )
-    figure.data[0].update(customdata=[float(value) for value in by_minute(total).fillna(0.0)])
+    look = Look(label="recovery failure rate", color=VERMILLION)
+    add_line(figure, rate, look, hover="%{y:.1%} of %{customdata:,.0f}", step_minutes=step_minutes)
+    figure.data[0].update(customdata=[float(value) for value in by_minute(total, step_minutes).fillna(0.0)])
     if threshold is not None:
         add_threshold(figure, threshold, f"degrades above {threshold:.0%}")
         figure.update_yaxes(range=[0, max(threshold * 1.6, float(rate.max()) * 1.15 if len(rate) else 0.0)])
@@ -62,7 +63,7 @@ def latency_quantiles(io: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["minute", "tier", "direction", "p50", "p99", "operations"])
 
 
-def tier_io_latency(io: pd.DataFrame, marks: pd.DataFrame) -> go.Figure:
+def tier_io_latency(io: pd.DataFrame, marks: pd.DataFrame, step_minutes: int = 1) -> go.Figure:
     """p50 (solid) and p99 (dotted) of each tier's reads and writes on a log scale, reads left and writes right."""
     figure = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.03)
     table = latency_quantiles(io)
@@ -70,7 +71,7 @@ def tier_io_latency(io: pd.DataFrame, marks: pd.DataFrame) -> go.Figure:
         for tier in [name for name in TIERS if name in set(table["tier"])]:
             rows = table[(table["tier"] == tier) & (table["direction"] == direction)].set_index("minute")
             for name, dash in (("p50", "solid"), ("p99", "dot")):
-                values = by_minute(rows[name].astype(float) * 1000.0)
+                values = by_minute(rows[name].astype(float) * 1000.0, step_minutes)
                 figure.add_trace(
                     go.Scatter(
                         x=list(values.index),

@@ -12,8 +12,9 @@ from controlplane.errors import ControlPlaneError
 from controlplane.store.queries import DesiredView
 from dashboard import control, data, session
 from dashboard.components import notices, tables
-from dashboard.components.header import ENGINE_HEALTH
 from dashboard.desired import LABELS, diff_lines, knob_text
+from dashboard.readings import EngineNow
+from dashboard.theme import ENGINE_HEALTH
 from dashboard.wording import moment_text
 
 
@@ -32,7 +33,7 @@ def desired_beside_observed() -> None:
                 _one_engine(person.role, engine)
 
 
-def _one_engine(role: str, engine: data.EngineNow) -> None:
+def _one_engine(role: str, engine: EngineNow) -> None:
     view, look = engine.view, ENGINE_HEALTH[engine.health]
     st.markdown(f"**{view.id}** {look.symbol} {look.label}")
     if view.observed.get("error"):

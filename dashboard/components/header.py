@@ -12,21 +12,17 @@ from controlplane.clock import utc_now
 from controlplane.errors import ControlPlaneError
 from dashboard import data, session
 from dashboard.components import live, notices
-from dashboard.theme import BLUE, GREEN, GREY, ORANGE, VERMILLION, Look
+from dashboard.readings import ControlPlaneHealth, EngineNow
+from dashboard.theme import ENGINE_HEALTH, GREEN, GREY, ORANGE, VERMILLION, Look
 from dashboard.wording import age_text, clock_text, plural
 
-ENGINE_HEALTH = {
-    "live": Look(label="live", color=GREEN, symbol="●", help="it speaks and serves"),
-    "idle": Look(label="idle", color=BLUE, symbol="◌", help="it speaks, but had no requests lately"),
-    "stale": Look(label="stale", color=ORANGE, symbol="◔", help="no word for a while: its numbers are old"),
-    "unreachable": Look(label="unreachable", color=VERMILLION, symbol="✖", help="no word for long: it may be gone"),
-}
 CONTROL_PLANE = {
     "up": Look(label="control plane up", color=GREEN, symbol="●"),
     "unreachable": Look(label="control plane unreachable", color=VERMILLION, symbol="✖"),
     "database unreadable": Look(label="control plane: database unreadable", color=ORANGE, symbol="▲"),
 }
 MOST_CHIPS = 5
+GROUP = "group "  # no id of an engine has a space
 
 
 def draw(person: session.Person) -> None:
@@ -44,14 +40,17 @@ def draw(person: session.Person) -> None:
 
 def _filters() -> None:
     chosen = session.filters()
-    engine_ids, names = _known(chosen)
-    for key, value in (("engine", chosen.engine), ("namespace", chosen.namespace), ("range", chosen.range_name)):
+    engine_ids, groups, names = _known(chosen)
+    group_of = {f"{GROUP}{group}": group for group in groups}
+    scope = chosen.engine or (f"{GROUP}{chosen.group}" if chosen.group else None)
+    for key, value in (("engine", scope), ("namespace", chosen.namespace), ("range", chosen.range_name)):
         session.preset(f"kv_w_{key}", value or session.ALL)
-    engine, namespace, time_range, refresh = st.columns([2, 2, 2.4, 2], vertical_alignment="bottom")
+    with st.container(key="kv_filters"):
+        engine, namespace, time_range, refresh = st.columns([2, 2, 2.2, 2.1], vertical_alignment="bottom")
     with engine:
         st.selectbox(
             "Engine",
-            [session.ALL, *engine_ids],
+            [session.ALL, *group_of, *engine_ids],
             key="kv_w_engine",
             on_change=_chosen,
             format_func=lambda name: "all engines" if name == session.ALL else name,
@@ -77,25 +76,33 @@ def _filters() -> None:
         st.button("Refresh", icon=":material/refresh:", on_click=data.clear, help="Read everything again now.")
 
 
-def _known(chosen: session.Filters) -> tuple[list[str], list[str]]:
-    """Engines and namespaces to choose from; what the address names is among them even if it is gone."""
+def _known(chosen: session.Filters) -> tuple[list[str], list[str], list[str]]:
+    """Engines, groups and namespaces to choose from; what the address names is among them even if it is gone."""
     person = session.person()
     role = person.role if person else ""
     try:
-        engine_ids, names = [engine.view.id for engine in data.engines(role)], data.namespaces(role)
+        engines, names = data.engines(role), data.namespaces(role)
     except ControlPlaneError:
-        engine_ids, names = [], []
-    if chosen.engine and chosen.engine not in engine_ids:
-        engine_ids = [*engine_ids, chosen.engine]
-    if chosen.namespace and chosen.namespace not in names:
-        names = [*names, chosen.namespace]
-    return engine_ids, names
+        engines, names = [], []
+    engine_ids = [engine.view.id for engine in engines]
+    groups = sorted({engine.view.group for engine in engines if engine.view.group})
+    return (
+        _with(engine_ids, chosen.engine),
+        _with(groups, chosen.group),
+        _with(names, chosen.namespace),
+    )
+
+
+def _with(known: list[str], chosen: str | None) -> list[str]:
+    return [*known, chosen] if chosen and chosen not in known else known
 
 
 def _chosen() -> None:
-    engine, namespace, time_range = (session.value_of(f"kv_w_{key}") for key in ("engine", "namespace", "range"))
+    scope, namespace, time_range = (session.value_of(f"kv_w_{key}") for key in ("engine", "namespace", "range"))
+    group = str(scope).removeprefix(GROUP) if str(scope).startswith(GROUP) else None
     session.choose(
-        engine=str(engine) if engine else None,
+        engine=None if group or not scope else str(scope),
+        group=group,
         namespace=str(namespace) if namespace else None,
         range_name=str(time_range) if time_range else None,
     )
@@ -109,7 +116,7 @@ def _status() -> None:
     look = CONTROL_PLANE[health.state]
     parts = [notices.chip(look.label, symbol=look.symbol, color=look.color, title=health.detail)]
     try:
-        engines = [e for e in data.engines(person.role) if session.filters().engine in (None, e.view.id)]
+        engines = data.engines_in(person.role, session.filters())
         parts.append(_engine_chips(engines))
         heard = max((engine.view.last_seen_at for engine in engines), default=None)
         session.remember("as_of", heard)
@@ -120,7 +127,7 @@ def _status() -> None:
     _banner(health)
 
 
-def _engine_chips(engines: list[data.EngineNow]) -> str:
+def _engine_chips(engines: list[EngineNow]) -> str:
     if not engines:
         return notices.chip("no engine has registered", symbol="○", color=GREY)
     if len(engines) > MOST_CHIPS:
@@ -149,7 +156,7 @@ def _as_of(read_at: dt.datetime) -> str:
     return f'<span title="{html.escape(help_text, quote=True)}">data as of <b>{html.escape(text)}</b></span>{paused}'
 
 
-def _banner(health: data.ControlPlaneHealth) -> None:
+def _banner(health: ControlPlaneHealth) -> None:
     if health.state == "unreachable":
         st.error(
             "**The control plane is unreachable.** What you see is what the store last had. Engines go on with their "

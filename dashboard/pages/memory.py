@@ -35,7 +35,7 @@ def _tiers() -> None:
     person, chosen = session.person(), session.filters()
     if person is None:
         return
-    engines = [e for e in data.engines(person.role) if chosen.engine in (None, e.view.id)]
+    engines = data.engines_in(person.role, chosen)
     if not engines:
         notices.empty("No engine", "An engine's memory appears here when its agent has registered.")
     for engine in engines:
@@ -98,12 +98,14 @@ def _over_time() -> None:
     person, chosen = session.person(), session.filters()
     if person is None:
         return
-    shown = data.charts(person.role, chosen.engine, chosen.namespace, chosen.minutes)
+    shown = data.charts(person.role, data.scope(person.role, chosen), chosen.namespace, chosen.minutes)
     left, right = st.columns(2)
     with left:
         chart(
             "Bytes in use by tier",
-            lambda: window(memory.tier_bytes_over_time(shown.tier_bytes, shown.marks), shown.since, shown.as_of),
+            lambda: window(
+                memory.tier_bytes_over_time(shown.tier_bytes, shown.marks, shown.step_minutes), shown.since, shown.as_of
+            ),
             key="tier_bytes",
             note="Live and pinned bytes.",
             missing=None if len(shown.tier_bytes) else "No engine has reported its tiers in this time range.",
@@ -111,7 +113,9 @@ def _over_time() -> None:
     with right:
         chart(
             "Fragmentation by page class",
-            lambda: window(memory.fragmentation(shown.fragmentation, shown.marks), shown.since, shown.as_of),
+            lambda: window(
+                memory.fragmentation(shown.fragmentation, shown.marks, shown.step_minutes), shown.since, shown.as_of
+            ),
             key="fragmentation_memory",
             note="Free bytes inside partly used slabs over bytes of used slabs.",
             missing=None if len(shown.fragmentation) else "No engine has reported its memory in this time range.",

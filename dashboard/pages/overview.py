@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -11,86 +10,69 @@ import streamlit as st
 from controlplane.clock import utc_now
 from controlplane.store import queries
 from dashboard import attention, data, session
-from dashboard.charts import hits, memory, recovery
+from dashboard.charts import hits, losses, memory, recovery
 from dashboard.charts.base import window
-from dashboard.components import follow, notices
+from dashboard.components import fleet_table, follow, items, notices
 from dashboard.components.charting import chart
-from dashboard.components.header import ENGINE_HEALTH
 from dashboard.components.live import live
+from dashboard.readings import Charts
 from dashboard.theme import MARKS
-from dashboard.wording import age_text, bytes_text, count_text, moment_text, percent_text
-
-SYNC = {"in_sync": "✔ applied", "behind": "◔ behind", "refused": "✖ refused"}
-RANKS = ("✖", "▲", "●", "○")  # worst first
+from dashboard.wording import bytes_text, count_text, percent_text
 
 
 def page() -> None:
     """Draw the page."""
-    st.subheader("Needs attention")
     live(_attention)
     follow.tray()
     live(_numbers)
-    notices.line(_mark_names())
     live(_charts)
     st.subheader("Engines")
     live(_engines)
 
 
 def _attention() -> None:
-    person, chosen, now = session.person(), session.filters(), utc_now()
+    person, chosen = session.person(), session.filters()
     if person is None:
         return
-    engines = [e for e in data.engines(person.role) if chosen.engine in (None, e.view.id)]
-    revisions = data.revisions(person.role, chosen.engine)
-    items = attention.needs_attention(
+    found = attention.needs_attention(
         health=data.control_plane(),
-        engines=engines,
-        alerts=data.alerts(person.role, chosen.engine),
-        damaged=data.damaged(person.role, chosen.engine),
-        commands=data.commands(person.role, chosen.engine),
-        revised_at=revisions[0].at if revisions else None,
-        now=now,
+        findings=data.findings(person.role, chosen),
+        alerts=data.alerts(person.role, data.scope(person.role, chosen)),
     )
-    if not engines:
+    st.subheader(f"Needs attention: {items.summary(found)}" if found else "Needs attention")
+    if not data.engines(person.role):
         notices.empty("No engine has registered yet", "Start one: `kvdeck engine`, or `kvdeck up` for all of it.")
-    elif not items:
-        st.success("Nothing needs you right now.", icon=":material/check_circle:")
-    if items:
-        with st.container(border=True, key="attention"):
-            for position, item in enumerate(items):
-                _item(item, position, now)
-
-
-def _item(item: attention.Item, position: int, now: dt.datetime) -> None:
-    pages: Any = session.recall("pages") or {}
-    what, since, action, where = st.columns([5, 0.8, 4, 1.6], vertical_alignment="center")
-    what.markdown(f"{RANKS[item.rank]} **{item.what}**")
-    since.caption("now" if item.since is None else age_text(item.since, now).removesuffix(" ago"))
-    action.caption(item.action)
-    if item.page in pages and item.page != "overview":
-        key = f"attention_link_{position}"
-        with where.container(key=key):
-            st.page_link(pages[item.page], label=str(pages[item.page].title), query_params=session.link_query())
+    elif not found:
+        st.success("Nothing needs you right now: the doctor finds nothing, no alert fires.", icon=":material/check:")
+    if found:
+        items.draw(found, utc_now())
 
 
 def _numbers() -> None:
     person, chosen = session.person(), session.filters()
     if person is None:
         return
-    seen = data.overview(person.role, chosen.engine, chosen.minutes)
-    held = seen.holdings
-    columns = st.columns(6)
-    columns[0].metric("Usable hit rate", percent_text(seen.usable.ratio), help="usable tokens / prompt tokens")
-    columns[1].metric("Found by the index (lcp)", percent_text(seen.lcp.ratio), help="lcp tokens / prompt tokens")
-    columns[2].metric("Requests", count_text(seen.requests), help=f"{count_text(seen.prompt_tokens)} prompt tokens")
-    failing = seen.recovery_failures
-    columns[3].metric(
-        "Recovery failures",
-        percent_text(failing.ratio),
-        help=f"{failing.part:,} failed or late of {failing.whole:,} recoveries",
-    )
-    columns[4].metric("Prefixes held", count_text(sum(held.prefixes_by_state.values())), help=_states(held))
-    columns[5].metric("Bytes held", bytes_text(sum(held.bytes_by_tier.values())), help=_tiers(held))
+    scope = data.scope(person.role, chosen)
+    seen = data.overview(person.role, scope, chosen.minutes)
+    held, failing, threshold = seen.holdings, seen.recovery_failures, data.degrade_threshold(person.role)
+    limit = "" if threshold is None else f" The degrade policy steps down above {threshold:.0%}."
+    with st.container(horizontal=True, key="kv_numbers"):
+        _metric("Usable hit rate", percent_text(seen.usable.ratio), "usable tokens / prompt tokens")
+        _metric("Found (lcp)", percent_text(seen.lcp.ratio), "tokens the index found / prompt tokens")
+        _metric("Requests", count_text(seen.requests), f"{count_text(seen.prompt_tokens)} prompt tokens")
+        _metric(
+            "Recovery failures",
+            percent_text(failing.ratio),
+            f"{failing.part:,} failed or late of {failing.whole:,} recoveries.{limit}",
+        )
+        _metric("Prefixes held", count_text(sum(held.prefixes_by_state.values())), _states(held))
+        _metric("Bytes held", bytes_text(sum(held.bytes_by_tier.values())), _tiers(held))
+    if chosen.namespace:
+        st.caption("These numbers are of all namespaces; charts of requests and losses are of the chosen one.")
+
+
+def _metric(label: str, value: str, explained: str) -> None:
+    st.metric(label, value, help=explained, width="content")
 
 
 def _states(held: queries.Holdings) -> str:
@@ -105,43 +87,38 @@ def _charts() -> None:
     person, chosen = session.person(), session.filters()
     if person is None:
         return
-    shown = data.charts(person.role, chosen.engine, chosen.namespace, chosen.minutes)
-    since, until, marks = shown.since, shown.as_of, shown.marks
-    everywhere = " Over all namespaces: this metric has none." if chosen.namespace else ""
-    quiet = None if len(shown.requests) else "No requests in this time range."
+    scope = data.scope(person.role, chosen)
+    shown = data.charts(person.role, scope, chosen.namespace, chosen.minutes)
+    notices.line(_mark_names())
+    _reuse_charts(shown, chosen)
+    why = data.why_miss(person.role, scope, chosen.namespace, chosen.minutes)
     left, right = st.columns(2)
     with left:
         chart(
-            "Hit rate by object kind",
-            lambda: window(hits.hit_rate_by_kind(shown.queries, shown.hits, marks), since, until),
-            key="hits_kind",
-            note=f"Tokens of hits each kind took part in, over prompt tokens.{everywhere}",
-            missing=None if len(shown.hits) else "No hits in this time range.",
-        )
-        chart(
             "lcp against usable",
-            lambda: window(hits.lcp_against_usable(shown.requests, marks), since, until),
+            lambda: window(hits.lcp_against_usable(shown.requests, shown.marks, shown.step_minutes), *_range(shown)),
             key="lcp",
             note="What the index found and what could be used. The band between is what was found but not used.",
-            missing=quiet,
+            missing=_quiet(shown),
         )
     with right:
+        lost = [row for row in why.rows if row.tokens]
         chart(
-            "Hit rate by serving state",
-            lambda: window(hits.hit_rate_by_state(shown.requests, marks), since, until),
-            key="hits_state",
-            note="Usable tokens by the state of the prefix that served them; the top is the usable hit rate.",
-            missing=quiet,
-        )
-        lost = hits.gap_by_reason(shown.requests)
-        chart(
-            "Why lcp was not all usable",
-            lambda: hits.gap_causes(shown.requests),
+            "Why tokens were no hit",
+            lambda: losses.causes_of_the_gap(why),
             key="gap",
-            note="Tokens found but not used in this time range, by reason.",
-            missing=quiet or (None if len(lost) else "All that was found was used."),
+            note="Striped: found by the index and not usable, the gap on the left. Hover for what helps.",
+            missing=_quiet(shown) or (None if lost else "Everything that was asked for was served."),
         )
-    _health_charts(person.role, shown, since, until)
+    _health_charts(person.role, shown)
+
+
+def _range(shown: Charts) -> tuple[dt.datetime, dt.datetime]:
+    return shown.since, shown.as_of
+
+
+def _quiet(shown: Charts) -> str | None:
+    return None if len(shown.requests) else "No requests in this time range."
 
 
 def _mark_names() -> str:
@@ -151,14 +128,38 @@ def _mark_names() -> str:
     return f"Changes marked on the charts, with details on hover: {' · '.join(marks)}"
 
 
-def _health_charts(role: str, shown: data.Charts, since: dt.datetime, until: dt.datetime) -> None:
-    marks = shown.marks
+def _reuse_charts(shown: Charts, chosen: session.Filters) -> None:
+    everywhere = " Over all namespaces: this metric has none." if chosen.namespace else ""
+    step, marks = shown.step_minutes, shown.marks
+    left, right = st.columns(2)
+    with left:
+        chart(
+            "Hit rate by object kind",
+            lambda: window(hits.hit_rate_by_kind(shown.queries, shown.hits, marks, step), *_range(shown)),
+            key="hits_kind",
+            note=f"Tokens of hits each kind took part in, over prompt tokens.{everywhere}",
+            missing=None if len(shown.hits) else "No hits in this time range.",
+        )
+    with right:
+        chart(
+            "Hit rate by serving state",
+            lambda: window(hits.hit_rate_by_state(shown.requests, marks, step), *_range(shown)),
+            key="hits_state",
+            note="Usable tokens by the state of the prefix that served them; the top is the usable hit rate.",
+            missing=_quiet(shown),
+        )
+
+
+def _health_charts(role: str, shown: Charts) -> None:
+    step, marks = shown.step_minutes, shown.marks
+    sampled = f" Read from one minute in {shown.io_every}." if shown.io_every > 1 else ""
     left, right = st.columns(2)
     with left:
         chart(
             "Recovery failure rate",
             lambda: window(
-                recovery.recovery_failure_rate(shown.recoveries, data.degrade_threshold(role), marks), since, until
+                recovery.recovery_failure_rate(shown.recoveries, data.degrade_threshold(role), marks, step),
+                *_range(shown),
             ),
             key="recovery",
             note="Failed and late over all recoveries. The line is where the degrade policy steps down.",
@@ -166,7 +167,7 @@ def _health_charts(role: str, shown: data.Charts, since: dt.datetime, until: dt.
         )
         chart(
             "Fragmentation by page class",
-            lambda: window(memory.fragmentation(shown.fragmentation, marks), since, until),
+            lambda: window(memory.fragmentation(shown.fragmentation, marks, step), *_range(shown)),
             key="fragmentation",
             note="Free bytes inside partly used slabs over bytes of used slabs.",
             missing=None if len(shown.fragmentation) else "No engine has reported its memory.",
@@ -174,14 +175,14 @@ def _health_charts(role: str, shown: data.Charts, since: dt.datetime, until: dt.
     with right:
         chart(
             "Tier I/O latency, p50 and p99",
-            lambda: window(recovery.tier_io_latency(shown.io, marks), since, until),
+            lambda: window(recovery.tier_io_latency(shown.io, marks, step), *_range(shown)),
             key="tier_io",
-            note="By tier, reads left and writes right, on a log scale.",
+            note=f"By tier, reads left and writes right, on a log scale.{sampled}",
             missing=None if len(shown.io) else "No reads or writes between tiers.",
         )
         chart(
             "Mode",
-            lambda: window(memory.mode_over_time(shown.mode, marks), since, until),
+            lambda: window(memory.mode_over_time(shown.mode, marks, step), *_range(shown)),
             key="mode",
             note="The rung of the degradation ladder.",
             missing=None if len(shown.mode) else "No engine has reported its mode.",
@@ -192,30 +193,9 @@ def _engines() -> None:
     person = session.person()
     if person is None:
         return
-    engines, now = data.engines(person.role), utc_now()
+    engines = data.engines_in(person.role, session.filters())
     if not engines:
         notices.empty("No engine", "An engine appears here when its agent has registered.")
         return
-    rows = []
-    for engine in engines:
-        view, look = engine.view, ENGINE_HEALTH[engine.health]
-        stats = view.stats
-        asked = float(stats.get("prompt_tokens") or 0)
-        rows.append(
-            {
-                "Engine": view.id,
-                "Health": f"{look.symbol} {look.label}",
-                "Last word": age_text(view.last_seen_at, now),
-                "Sync": f"{SYNC.get(view.sync, view.sync)} ({view.observed_revision} of {view.desired_revision})",
-                "Mode": str(view.observed.get("mode") or "–"),
-                "Model": view.model,
-                "Hit rate since start": percent_text(float(stats.get("usable_tokens") or 0) / asked if asked else None),
-                "Requests": count_text(stats.get("requests")),
-                "Leases": count_text(stats.get("leases")),
-                "Verified": bytes_text(stats.get("verified_bytes")),
-                "Wrong bytes": count_text(stats.get("wrong_bytes")),
-                "Error": str(view.observed.get("error") or ""),
-                "Registered": moment_text(view.registered_at),
-            }
-        )
-    st.dataframe(pd.DataFrame(rows), hide_index=True, key="engines_table")
+    frame: pd.DataFrame = fleet_table.rows(engines, utc_now())
+    st.dataframe(frame, hide_index=True, key="engines_table", column_config=fleet_table.COLUMNS)

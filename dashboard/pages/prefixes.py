@@ -28,6 +28,7 @@ COLUMNS = {
     **tables.number_columns("Tokens", "Tokens served", "Requests"),
     **tables.size_columns("GPU", "Host", "Disk"),
     **tables.age_columns("Changed", "Served"),
+    "Labels": st.column_config.ListColumn("Labels"),
 }
 
 
@@ -47,15 +48,24 @@ def _list() -> None:
     if person is None:
         return
     search, states, tier, order, limit = st.columns([3, 3, 1.6, 2, 1.2])
-    text = search.text_input("Search", placeholder="start of an id, or part of a namespace", key="kv_prefix_search")
+    text = search.text_input(
+        "Search", placeholder="start of an id, part of a namespace, label=value", key="kv_prefix_search"
+    )
     picked_states = states.multiselect("State", list(STATES)[:-1], format_func=state_text, key="kv_prefix_states")
     held_in = tier.selectbox("Holds bytes in", ["any", "gpu", "host", "disk"], key="kv_prefix_tier")
     by = order.selectbox("Order by", list(ORDERS), key="kv_prefix_order")
     most = limit.selectbox("Rows", LIMITS, index=1, key="kv_prefix_limit")
     page_of = data.prefixes(
-        person.role, chosen.engine, chosen.namespace, tuple(picked_states), text or "", ORDERS[by], most
+        person.role,
+        data.scope(person.role, chosen),
+        chosen.namespace,
+        tuple(picked_states),
+        text or "",
+        ORDERS[by],
+        most,
+        "" if held_in == "any" else held_in,
     )
-    rows = [row for row in page_of.rows if held_in == "any" or getattr(row, f"{held_in}_bytes") > 0]
+    rows = page_of.rows
     if not rows:
         _nothing_found(page_of.total, bool(text or picked_states or held_in != "any" or chosen.namespace))
         return
@@ -111,6 +121,7 @@ def _rows(rows: Sequence[PrefixView]) -> pd.DataFrame:
                 "Requests": row.requests_served,
                 "Changed": row.changed_at,
                 "Served": row.served_at,
+                "Labels": [f"{name}={value}" for name, value in sorted(row.labels.items())],
             }
             for row in rows
         ]

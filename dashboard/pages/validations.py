@@ -8,9 +8,11 @@ import pandas as pd
 import streamlit as st
 
 from controlplane.clock import utc_now
+from controlplane.insight.whymiss import WhyMiss
 from controlplane.store.queries import DamagedView, FailureView
 from dashboard import data, frames, session
-from dashboard.charts import memory
+from dashboard.charts import losses, memory
+from dashboard.charts.base import window
 from dashboard.charts.hits import reason_text
 from dashboard.components import actions, follow, notices, tables
 from dashboard.components.charting import chart
@@ -18,21 +20,92 @@ from dashboard.components.live import guarded, live
 from dashboard.theme import kind_look
 from dashboard.wording import age_text, bytes_text, count_text, moment_text, short_id
 
+CAUSE_COLUMNS = {
+    "Share": st.column_config.NumberColumn("Share", format="percent"),
+    "Means": st.column_config.TextColumn("Means", width="large"),
+    "What helps": st.column_config.TextColumn("What helps", width="large"),
+    **tables.number_columns("Tokens", "Requests"),
+}
+REASON_COLUMNS = tables.number_columns("Count")
+
 
 def page() -> None:
     """Draw the page."""
+    st.subheader("Why not a hit")
+    live(_funnel)
+    st.subheader("Validations")
+    live(_validations)
     st.subheader("Damaged")
     follow.tray()
     guarded(_damaged)()
-    st.subheader("Validations")
-    live(_validations)
+
+
+def _funnel() -> None:
+    person, chosen = session.person(), session.filters()
+    if person is None:
+        return
+    scope = data.scope(person.role, chosen)
+    why = data.why_miss(person.role, scope, chosen.namespace, chosen.minutes)
+    shown = data.charts(person.role, scope, chosen.namespace, chosen.minutes)
+    quiet = None if why.prompt_tokens else "No requests in this time range."
+    left, right = st.columns([2, 3])
+    with left:
+        chart(
+            "From asked for to usable",
+            lambda: losses.funnel(why),
+            key="funnel",
+            note=f"Of {why.requests:,} requests. Between the bars is what was lost, by the causes below.",
+            missing=quiet,
+        )
+    with right:
+        chart(
+            "From lcp to usable, by cause",
+            lambda: window(
+                losses.losses_over_time(shown.losses, shown.requests, shown.marks, shown.step_minutes, found_only=True),
+                shown.since,
+                shown.as_of,
+            ),
+            key="gap_over_time",
+            note="Tokens the index found and no validation let through, as shares of prompt tokens.",
+            missing=quiet or (None if why.lcp_tokens > why.usable_tokens else "All that was found was usable."),
+        )
+    chart(
+        "Where all prompt tokens went",
+        lambda: window(
+            losses.losses_over_time(shown.losses, shown.requests, shown.marks, shown.step_minutes),
+            shown.since,
+            shown.as_of,
+        ),
+        key="losses_over_time",
+        note="Usable at the bottom; above it what was lost, by cause.",
+        missing=quiet,
+    )
+    if why.rows:
+        st.dataframe(_cause_rows(why), hide_index=True, key="causes_table", column_config=CAUSE_COLUMNS)
+
+
+def _cause_rows(why: WhyMiss) -> pd.DataFrame:
+    return pd.DataFrame(
+        [
+            {
+                "Cause": losses.cause_text(row.cause),
+                "Between": "lcp and usable" if row.cause in losses.FOUND_NOT_USABLE else "asked for and lcp",
+                "Share": row.share,
+                "Tokens": row.tokens,
+                "Requests": row.requests,
+                "Means": row.meaning,
+                "What helps": row.advice.replace("`", ""),
+            }
+            for row in why.rows
+        ]
+    )
 
 
 def _damaged() -> None:
     person, chosen = session.person(), session.filters()
     if person is None:
         return
-    rows = data.damaged(person.role, chosen.engine)
+    rows = data.damaged(person.role, data.scope(person.role, chosen))
     if not rows:
         notices.empty("Nothing is damaged", "No prefix is in quarantine.")
         return
@@ -73,9 +146,10 @@ def _validations() -> None:
     person, chosen = session.person(), session.filters()
     if person is None:
         return
-    counts, failures = data.validations(person.role, chosen.engine, chosen.minutes)
-    verdicts = frames.verdicts_frame(counts)
-    left, right = st.columns([3, 2])
+    scope = data.scope(person.role, chosen)
+    seen = data.validations(person.role, scope, chosen.minutes)
+    verdicts, failures = frames.verdicts_frame(seen.counts), seen.failures
+    left, right = st.columns(2)
     with left:
         chart(
             "How the five validations ended",
@@ -85,12 +159,17 @@ def _validations() -> None:
             missing=None if len(verdicts) else "No validation in this time range.",
         )
     with right:
-        st.markdown("**Not passed, by reason**")
-        bad = verdicts[verdicts["verdict"].isin(["fail", "repairable"])]
-        if bad.empty:
-            notices.empty("All passed", "No validation failed or needed a repair.")
-        else:
-            st.dataframe(_reason_rows(bad), hide_index=True, key="reasons_table")
+        shown = data.charts(person.role, scope, chosen.namespace, chosen.minutes)
+        chart(
+            "Not passed, by reason",
+            lambda: window(losses.not_passed_over_time(seen.slots, shown.marks), shown.since, shown.as_of),
+            key="not_passed",
+            note="Validations that failed or needed a repair.",
+            missing=None if len(seen.slots) else "No validation failed or needed a repair.",
+        )
+    bad = verdicts[verdicts["verdict"].isin(["fail", "repairable"])]
+    if len(bad):
+        st.dataframe(_reason_rows(bad), hide_index=True, key="reasons_table", column_config=REASON_COLUMNS)
     st.markdown("**Last failed validations**")
     if failures:
         st.dataframe(
@@ -107,7 +186,7 @@ def _reason_rows(bad: pd.DataFrame) -> pd.DataFrame:
             "Validation": ordered["validation"],
             "Verdict": ["✖ fail" if verdict == "fail" else "▲ repairable" for verdict in ordered["verdict"]],
             "Reason": [reason_text(str(reason)) for reason in ordered["reason"]],
-            "Count": [count_text(count) for count in ordered["count"]],
+            "Count": ordered["count"],
         }
     )
 

@@ -9,8 +9,11 @@ from test_dashboard_seed import seed
 from test_dashboard_seed_series import GONE, LIVE, STALE, prefix_id
 
 from controlplane.errors import ControlPlaneError
+from controlplane.store.queries_families import families
 from dashboard import control, data
-from dashboard.charts import hits, recovery
+from dashboard.charts import recovery
+from dashboard.charts.losses import FOUND_NOT_USABLE
+from dashboard.session import Filters
 
 ENGINE_LIMITS = {"KVDECK_ENGINE_STALE_SECONDS": "600", "KVDECK_ENGINE_UNREACHABLE_SECONDS": "3600"}
 # Streamlit's caches outside a running app say so, once a call.
@@ -42,8 +45,9 @@ def test_health_tells_live_stale_and_unreachable_apart(seeded):
 
 
 def test_frames_of_a_range_hold_its_minutes_and_its_namespace_only(seeded):
-    shown = data.charts("viewer", LIVE, "tenant-a", 15)
-    assert set(shown.requests["namespace"]) == {"tenant-a"}
+    shown, all_of_it = (data.charts("viewer", LIVE, name, 15) for name in ("tenant-a", None))
+    ratio = shown.requests["prompt_tokens"].sum() / all_of_it.requests["prompt_tokens"].sum()
+    assert 0.6 < ratio < 0.8
     assert shown.requests["minute"].nunique() in (15, 16)
     assert set(shown.hits["kind"]) == {
         "compressed_kv",
@@ -59,8 +63,57 @@ def test_the_numbers_of_charts_and_overview_agree(seeded):
     shown, seen = data.charts("viewer", None, None, 60), data.overview("viewer", None, 60)
     assert shown.requests["usable_tokens"].sum() == seen.usable_tokens
     assert recovery.failure_rate(shown.recoveries) == pytest.approx(seen.recovery_failures.ratio)
-    lost = seen.lcp_tokens - seen.usable_tokens
-    assert hits.gap_by_reason(shown.requests)["tokens"].sum() == lost
+    assert shown.losses["tokens"].sum() == seen.prompt_tokens - seen.usable_tokens
+    why = data.why_miss("viewer", None, None, 60)
+    assert sum(row.tokens for row in why.rows) == shown.losses["tokens"].sum()
+    found = shown.losses[shown.losses["cause"].isin(FOUND_NOT_USABLE)]
+    assert found["tokens"].sum() >= seen.lcp_tokens - seen.usable_tokens > 0
+
+
+@pytest.mark.parametrize(("minutes", "step"), [(15, 1), (60, 1), (360, 5), (1440, 15)])
+def test_a_long_range_has_wider_slots_and_the_same_sums(seeded, minutes, step):
+    shown = data.charts("viewer", None, None, minutes)
+    assert shown.step_minutes == step
+    assert {at.minute % step for at in shown.requests["minute"]} == {0}
+    assert shown.requests["requests"].sum() == data.overview("viewer", None, minutes).requests
+
+
+def test_a_group_is_read_as_its_engines(seeded):
+    chat = data.scope("viewer", Filters(group="chat"))
+    assert chat == (LIVE, STALE)
+    assert [engine.view.id for engine in data.engines_in("viewer", Filters(group="batch"))] == [GONE]
+    assert data.overview("viewer", chat, 60).requests == data.overview("viewer", LIVE, 60).requests > 0
+    assert data.overview("viewer", (GONE,), 60).requests == 0
+
+
+def test_what_needs_attention_is_what_the_doctor_finds(seeded):
+    found = {(one.rule, one.engine_id) for one in data.findings("viewer", Filters())}
+    assert {("engine_silent", STALE), ("engine_silent", GONE), ("breaker_open", STALE)} <= found
+    assert all(one.engine_id in (GONE, None) for one in data.findings("viewer", Filters(group="batch")))
+
+
+def test_families_and_the_rest_are_all_there_is(seeded):
+    whole = data.prefixes("viewer", None, None, (), "", "bytes", 1000)
+    with data.store().read() as session:
+        few = families(session, most=5)
+    assert len(few.shown) >= 5
+    assert sum(rest.prefixes for rest in few.rest) + len(few.shown) == whole.total
+    held = sum(row.gpu_bytes + row.host_bytes + row.disk_bytes for row in whole.rows)
+    assert sum(node.held_bytes for node in few.shown) + sum(rest.held_bytes for rest in few.rest) == held
+    ids = {(node.engine_id, node.prefix_id) for node in few.shown}
+    assert all(node.parent_id is None or (node.engine_id, node.parent_id) in ids for node in few.shown)
+
+
+def test_a_search_with_an_equals_sign_is_for_a_label(seeded):
+    found = data.prefixes("viewer", None, None, (), "app=support-bot", "bytes", 50)
+    assert {row.prefix_id for row in found.rows} == {prefix_id(number) for number in (1, 3, 5)}
+    assert data.prefixes("viewer", None, None, (), "app=other", "bytes", 50).total == 0
+
+
+def test_prefixes_that_hold_bytes_in_a_tier_are_counted_before_the_page_is_cut(seeded):
+    found = data.prefixes("viewer", None, None, (), "", "bytes", 1, "disk")
+    assert found.total > 1
+    assert found.rows[0].disk_bytes > 0
 
 
 def test_the_threshold_is_that_of_the_policy_that_runs(seeded):
@@ -83,8 +136,11 @@ def test_a_control_plane_that_does_not_answer_is_unreachable_and_keeps_people_si
     assert data.token_still_holds("kvd_x", "viewer")
 
 
-def test_every_cached_read_has_the_role_in_its_key():
-    for name in ("engines", "charts", "overview", "namespaces", "prefixes", "prefix", "damaged", "validations"):
-        assert next(iter(inspect.signature(getattr(data, name)).parameters)) == "role", name
-    for name in ("revisions", "effective", "commands", "command", "policies", "alerts", "audit"):
-        assert next(iter(inspect.signature(getattr(data, name)).parameters)) == "role", name
+def test_every_read_for_a_page_has_the_role_in_its_key():
+    of_nobody = {"store", "control_plane", "clear", "token_still_holds"}
+    reads = {name: value for name, value in vars(data).items() if callable(value) and not isinstance(value, type)}
+    mine = {name: value for name, value in reads.items() if getattr(value, "__module__", "") == data.__name__}
+    assert len(mine) > 15
+    for name, read in mine.items():
+        if name not in of_nobody and name != "_query_only":
+            assert next(iter(inspect.signature(read).parameters)) == "role", name

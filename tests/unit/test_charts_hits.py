@@ -63,35 +63,6 @@ def test_lcp_and_usable_are_drawn_apart_with_the_gap_filled():
     assert lcp.fill == "tonexty"
 
 
-def test_gap_causes_are_ordered_by_lost_tokens_and_leave_out_what_lost_nothing():
-    frame = requests(
-        (0, "FULL", "window_stale", 100, 90, 50),
-        (1, "FULL", "window_stale", 100, 90, 60),
-        (0, "FULL", "tail_absent", 100, 90, 80),
-        (0, "FULL", "none", 100, 90, 90),
-    )
-    gaps = hits.gap_by_reason(frame)
-    assert list(gaps["reason"]) == ["window_stale", "tail_absent"]
-    assert list(gaps["tokens"]) == [70, 10]
-    assert list(gaps["requests"]) == [2, 1]
-
-
-def test_gap_bars_name_the_cause_in_words_with_tokens_and_share_largest_on_top():
-    frame = requests((0, "FULL", "window_stale", 100, 90, 15), (0, "FULL", "odd_code", 100, 90, 65))
-    figure = hits.gap_causes(frame)
-    assert [trace.y[0] for trace in figure.data] == ["odd code", "the window is stale"]
-    assert [trace.x[0] for trace in figure.data] == [25.0, 75.0]
-    assert figure.data[1].text[0] == "75 tokens (75%)"
-
-
-def test_rare_causes_are_one_bar_so_that_none_is_lost():
-    frame = requests(*[(0, "FULL", f"reason_{number}", 100, 50, 50 - number) for number in range(1, 13)])
-    figure = hits.gap_causes(frame, most=4)
-    assert len(figure.data) == 4
-    assert figure.data[0].y[0] == hits.OTHER_REASONS
-    assert sum(trace.x[0] for trace in figure.data) == sum(range(1, 13))
-
-
 def test_a_minute_without_traffic_is_a_gap_and_not_a_line_across():
     values = by_minute(pd.Series([1.0, 3.0], index=[minute(0), minute(2)]))
     assert len(values) == 3
@@ -99,6 +70,11 @@ def test_a_minute_without_traffic_is_a_gap_and_not_a_line_across():
     figure = hits.lcp_against_usable(requests((0, "FULL", "none", 10, 5, 5), (2, "FULL", "none", 10, 5, 5)), NO_MARKS)
     assert figure.data[0].y[1] is None
     assert figure.data[0].connectgaps is False
+
+
+def test_with_wider_slots_the_next_slot_is_no_gap():
+    values = by_minute(pd.Series([1.0, 3.0], index=[minute(0), minute(15)]), 15)
+    assert list(values) == [1.0, 3.0]
 
 
 def test_no_requests_draw_no_rates():

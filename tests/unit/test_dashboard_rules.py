@@ -3,11 +3,15 @@
 import datetime as dt
 from dataclasses import replace
 
-from controlplane.store.queries import AlertView, CommandView, DamagedView, EngineView, PrefixView
-from dashboard.attention import needs_attention
+from controlplane.insight.doctor import RULES
+from controlplane.insight.doctor_rule import Finding
+from controlplane.steering.alerts.defaults import DEFAULT_RULES
+from controlplane.store.queries import AlertView, EngineView
+from dashboard import runbook
+from dashboard.attention import PAGE_OF, SAME_AS, needs_attention
 from dashboard.components.follow import outcome_text, progress_ratio
-from dashboard.data import ControlPlaneHealth, EngineNow
 from dashboard.desired import changes_of, diff_lines, how_far, knob_text
+from dashboard.readings import ControlPlaneHealth, EngineNow
 
 NOW = dt.datetime(2026, 1, 2, 3, 0, tzinfo=dt.UTC)
 UP = ControlPlaneHealth(state="up", detail="", checked_at=NOW)
@@ -32,9 +36,34 @@ ENGINE = EngineView(
 )
 
 
-def attention(engine: EngineView = ENGINE, **more):
-    known = {"health": UP, "alerts": [], "damaged": [], "commands": [], "revised_at": NOW - dt.timedelta(hours=1)}
-    return needs_attention(engines=[EngineNow(view=engine, requests_lately=5)], now=NOW, **{**known, **more})
+def finding(rule: str, severity: str = "warning", engine: str | None = "gpu-a", **more) -> Finding:
+    known = {"summary": f"{rule} is so", "evidence": {}, "since": None, "advice": "`kvdeck status`."}
+    return Finding(rule=rule, severity=severity, engine_id=engine, **{**known, **more})
+
+
+ALERT = AlertView(
+    id=1,
+    rule="recovery_failure_rate",
+    engine_id="gpu-a",
+    state="firing",
+    severity="critical",
+    summary="24% failed",
+    runbook="docs/howto/runbook.md#recovery_failure_rate",
+    value=0.24,
+    threshold=0.2,
+    since=NOW - dt.timedelta(minutes=5),
+    fired_at=NOW,
+    resolved_at=None,
+    acknowledged_by=None,
+    acknowledged_at=None,
+    acknowledged_reason=None,
+    silence_id=None,
+    notified_at=None,
+)
+
+
+def attention(*findings: Finding, alerts=(), health=UP):
+    return needs_attention(health=health, findings=findings, alerts=alerts)
 
 
 def test_a_well_deck_needs_nothing():
@@ -46,93 +75,63 @@ def test_idle_is_no_fault_and_not_the_same_as_stale():
     assert EngineNow(view=replace(ENGINE, health="stale"), requests_lately=0).health == "stale"
 
 
-def test_wrong_bytes_come_before_everything_else():
-    engine = replace(ENGINE, stats={"wrong_bytes": 4096}, health="unreachable", open_gaps=2)
-    items = attention(engine)
-    assert items[0].what == "Engine gpu-a served 4.0 KiB of wrong bytes"
-    assert [item.rank for item in items] == sorted(item.rank for item in items)
+def test_severe_comes_before_warning_and_warning_before_notice():
+    items = attention(finding("policy_paused", "notice"), finding("disk_slow"), finding("wrong_bytes", "severe"))
+    assert [item.rule for item in items] == ["wrong_bytes", "disk_slow", "policy_paused"]
 
 
-def test_an_engine_that_refuses_says_which_value_and_where_to_act():
-    engine = replace(ENGINE, sync="refused", observed={"mode": "normal", "error": "cap_gpu_bytes too small"})
-    item = attention(engine)[0]
-    assert "cap_gpu_bytes too small" in item.what
-    assert (item.page, item.since) == ("caps", NOW - dt.timedelta(hours=1))
+def test_a_finding_says_what_helps_and_where():
+    item = attention(finding("caps_too_small", summary="9 points to gain"))[0]
+    assert (item.what, item.action, item.page) == ("9 points to gain", "`kvdeck status`.", "caps")
 
 
-def test_a_revision_just_made_is_given_time_before_it_counts_as_behind():
-    engine = replace(ENGINE, sync="behind", desired_revision=4)
-    assert attention(engine, revised_at=NOW - dt.timedelta(seconds=5)) == []
-    assert "runs revision 3, 4 is desired" in attention(engine)[0].what
+def test_an_alert_and_the_finding_of_the_same_trouble_are_one_item_with_the_best_of_both():
+    items = attention(finding("restores_failing", "severe", summary="24% of 120 restores failed"), alerts=[ALERT])
+    assert len(items) == 1
+    assert items[0].what == "24% of 120 restores failed"
+    assert items[0].since == ALERT.since
+    assert items[0].action == "`kvdeck status`."
+    assert items[0].runbook.endswith("#recovery_failure_rate")
+
+
+def test_an_alert_of_another_engine_stays_apart():
+    items = attention(finding("restores_failing", engine="gpu-b"), alerts=[ALERT])
+    assert {item.engines for item in items} == {("gpu-a",), ("gpu-b",)}
 
 
 def test_an_acknowledged_alert_sinks_but_stays():
-    alert = AlertView(
-        id=1,
-        rule="recovery_failure_rate",
-        engine_id="gpu-a",
-        state="firing",
-        summary="24%",
-        value=0.24,
-        threshold=0.2,
-        since=NOW,
-        fired_at=NOW,
-        resolved_at=None,
-        acknowledged_by=None,
-    )
-    assert attention(alerts=[alert])[0].rank == 1
-    taken = attention(alerts=[replace(alert, acknowledged_by="someone")])[0]
-    assert taken.rank == 3
-    assert "acknowledged by someone" in taken.what
-    assert attention(alerts=[replace(alert, state="resolved")]) == []
+    taken = replace(ALERT, acknowledged_by="someone")
+    items = attention(finding("policy_paused", "notice"), finding("restores_failing", "severe"), alerts=[taken])
+    assert [item.rule for item in items] == ["policy_paused", "restores_failing"]
+    assert "acknowledged by someone" in items[1].what
+    assert attention(alerts=[replace(ALERT, state="resolved")]) == []
 
 
-def test_damage_names_its_reasons_once():
-    prefix = PrefixView(
-        engine_id="gpu-a",
-        prefix_id="a" * 32,
-        parent_id=None,
-        namespace="n",
-        state="QUARANTINED",
-        life=1,
-        version=2,
-        tokens=64,
-        pages=1,
-        gpu_bytes=0,
-        host_bytes=0,
-        disk_bytes=1,
-        objects={},
-        pinned=False,
-        tokens_served=0,
-        requests_served=0,
-        created_at=NOW,
-        changed_at=NOW,
-        served_at=None,
-    )
-    row = DamagedView(prefix=prefix, reason="checksum_mismatch", cause="corruption", at=NOW, trace_id="t")
-    assert attention(damaged=[row, row])[0].what == "2 damaged prefixes in quarantine (checksum mismatch)"
+def test_the_trouble_of_a_fleet_is_one_line_that_says_on_how_many():
+    items = attention(*[finding("engine_silent", "severe", engine=f"gpu-{number}") for number in range(40)])
+    assert len(items) == 1
+    assert items[0].what.startswith("40 engines, among them gpu-0")
+    assert len(items[0].engines) == 40
 
 
-def test_only_commands_that_ended_badly_and_lately_are_named():
-    command = CommandView(
-        id="c",
-        engine_id="gpu-a",
-        kind="warm",
-        arguments={},
-        status="failed",
-        progress={},
-        outcome={"reason": "disk gone"},
-        actor="a",
-        reason="r",
-        created_at=NOW,
-        expires_at=NOW,
-        delivered_at=None,
-        finished_at=NOW - dt.timedelta(minutes=5),
-        traceparent=None,
-    )
-    assert "disk gone" in attention(commands=[command])[0].what
-    assert attention(commands=[replace(command, status="succeeded")]) == []
-    assert attention(commands=[replace(command, finished_at=NOW - dt.timedelta(hours=3))]) == []
+def test_every_rule_of_the_doctor_has_a_page_where_to_act():
+    assert {rule.name for rule in RULES} <= set(PAGE_OF)
+
+
+def test_every_alert_said_to_be_the_doctors_is_a_rule_on_both_sides():
+    assert set(SAME_AS) <= {rule.name for rule in DEFAULT_RULES}
+    assert set(SAME_AS.values()) <= {rule.name for rule in RULES}
+
+
+def test_every_default_alert_has_its_section_in_the_runbook():
+    for rule in DEFAULT_RULES:
+        assert (runbook.section(rule.link) or "").startswith("#"), rule.name
+
+
+def test_a_link_out_of_the_documents_or_to_nothing_has_no_section():
+    assert runbook.section("docs/howto/runbook.md#there_is_no_such") is None
+    assert runbook.section("docs/../pyproject.toml#project") is None
+    assert runbook.section("docs/howto/none.md#x") is None
 
 
 def test_a_dead_control_plane_is_first_and_says_how_to_start_it():
