@@ -17,34 +17,35 @@ from engine.telemetry.registry import (
 
 INTRODUCTION = f"""# Telemetry
 
-Everything an engine says: spans and metrics, over OTLP and for Prometheus. Instrumentation scope `{SCOPE_NAME}`, version
-{SCOPE_VERSION}, schema URL `{SCHEMA_URL}`. No prompt text and no token id is in any of it.
+Everything an engine says: spans and metrics, over OTLP and for Prometheus. Instrumentation scope `{SCOPE_NAME}`,
+version {SCOPE_VERSION}, schema URL `{SCHEMA_URL}`. No prompt text and no token id is in any of it.
 
-How to send it to a tracing backend: [tracing backends](../howto/tracing-backends.md); to Prometheus:
-[Prometheus and Grafana](../howto/prometheus.md). How the control plane takes it: [the wire](wire.md).
+How to send it to a tracing backend: [tracing backends](../howto/tracing-backends.md); to Prometheus: [Prometheus and
+Grafana](../howto/prometheus.md). How the control plane takes it: [the wire](wire.md).
 
-Stability: *stable* entries stay through every release 0.x; *experimental* ones may change with any. What is renamed, retyped or
-taken away moves the number before the dot of the version.
+Stability: *stable* entries stay through every release 0.x; *experimental* ones may change with any. What is renamed,
+retyped or taken away moves the number before the dot of the version.
 
 ## Spans
 
-Status is ERROR where the table says so, else UNSET. Spans marked **always** (and every ERROR) are never dropped by the engine and
-never sampled away; a full ring drops passed validations first, then requests, and counts them.
+Status is ERROR where the table says so, else UNSET. Spans marked **always** (and every ERROR) are never dropped by
+the engine and never sampled away; a full ring drops passed validations first, then requests, and counts them.
 """
 
 LIVES = """
-A **life** is one stay of a prefix in one engine, from commit or adoption to eviction; it is the wall-clock nanosecond of its
-birth, so a later life has a larger number. Versions are dense from 1 inside a life. The states and what moves between them:
-[states](states.md). A transition's `kvcache.objects` and `kvcache.checkpoints` are small JSON texts, as OTLP attributes have no maps.
+A **life** is one stay of a prefix in one engine, from commit or adoption to eviction; it is the wall-clock nanosecond
+of its birth, so a later life has a larger number. Versions are dense from 1 inside a life. The states and what moves
+between them: [states](states.md). A transition's `kvcache.objects` and `kvcache.checkpoints` are small JSON texts, as
+OTLP attributes have no maps.
 """
 
 METRICS = """
 ## Metrics
 
-Over OTLP: protobuf, cumulative temporality, every 2 s. For Prometheus: the names in the second column, dots of labels as underscores, and
-the label `engine` (the engine's id) on every series. Counters of tokens and of requests are apart, so that ratios can be made of
-either. *Most series* is the bound on cardinality for one engine; a histogram has a series a bucket. Namespaces past the first ones are
-counted together.
+Over OTLP: protobuf, cumulative temporality, every 2 s. For Prometheus: the names in the second column, dots of labels
+as underscores, and the label `engine` (the engine's id) on every series. Counters of tokens and of requests are
+apart, so that ratios can be made of either. *Most series* is the bound on cardinality for one engine; a histogram has
+a series a bucket. Namespaces past the first ones are counted together.
 """
 
 

@@ -50,7 +50,8 @@ class SpanSender(SpanProcessor):
         self._name = name
         self._every_seconds = every_seconds
         self._queue: deque[ReadableSpan] = deque()
-        self._out: Sequence[ReadableSpan] = ()  # the batch that is being sent; owned by the thread
+        self._out: Sequence[ReadableSpan] = ()  # the batch that is being sent
+        self._next: Sequence[ReadableSpan] = ()  # the one after it, sent to see whether the first alone is refused
         self._failures = 0  # in a row
         self._changed = threading.Condition()
         self._asked = False  # to send what there is, and not to wait
@@ -64,7 +65,8 @@ class SpanSender(SpanProcessor):
     @property
     def waiting_spans(self) -> int:
         """Spans that were taken and have not been sent."""
-        return len(self._queue) + len(self._out)
+        with self._changed:
+            return len(self._queue) + len(self._out) + len(self._next)
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """Spans arrive finished."""
@@ -131,7 +133,8 @@ class SpanSender(SpanProcessor):
         first = True
         while first or everything or len(self._queue) >= self._batch_spans:
             first = False
-            self._out = self._next()
+            with self._changed:
+                self._out = self._front()
             if not self._out:
                 return
             if self._take(self._out):
@@ -144,7 +147,7 @@ class SpanSender(SpanProcessor):
             LOG.warning("%s takes spans again", self._name)
         self._size = min(self._batch_spans, 2 * self._size)
         with self._changed:
-            self._out, self._failures = (), 0
+            self._out, self._next, self._failures = (), (), 0
             self._changed.notify_all()
 
     def _failed(self) -> bool:
@@ -153,28 +156,24 @@ class SpanSender(SpanProcessor):
         if self._failures == SAID_AFTER:
             LOG.warning("%s does not take spans; %d wait and are sent again", self._name, self.waiting_spans)
         if self._failures % DOUBT_EVERY == 0:
-            following = self._next()
-            if following and self._take(following):
+            with self._changed:
+                self._next = self._front()
+            if self._next and self._take(self._next):
                 self.dropped_spans += len(self._out)
                 self._settled()
                 return True
-            self._put_back(following)
-        self._put_back(self._out)
+        with self._changed:
+            self._queue.extendleft(reversed([*self._out, *self._next]))
+            self._out = self._next = ()
         # A receiver that is slow, or limits the size of a message, takes smaller ones.
         self._size = max(1, self._size // 2)
         return False
-
-    def _put_back(self, spans: Sequence[ReadableSpan]) -> None:
-        with self._changed:
-            self._queue.extendleft(reversed(spans))
-            if spans is self._out:
-                self._out = ()
 
     def _take(self, batch: Sequence[ReadableSpan]) -> bool:
         taken = self._exporter.export(batch) is SpanExportResult.SUCCESS
         self.sent_spans += len(batch) if taken else 0
         return taken
 
-    def _next(self) -> Sequence[ReadableSpan]:
-        with self._changed:
-            return [self._queue.popleft() for _ in range(min(self._size, len(self._queue)))]
+    def _front(self) -> Sequence[ReadableSpan]:
+        """Takes a batch off the queue. Under the lock."""
+        return [self._queue.popleft() for _ in range(min(self._size, len(self._queue)))]
