@@ -60,7 +60,7 @@ def run(proposed: list, *, dry_run: bool = False) -> models.PolicyRun:
         inputs={},
         decision="step_down",
         proposed=proposed,
-        outcome={},
+        did={},
     )
 
 
