@@ -21,6 +21,9 @@ FLAGS = (
     "--client.showErrorDetails=none",
     "--client.showErrorLinks=false",
     "--client.toolbarMode=minimal",
+    # Streamlit's own red would say "bad" in every bar and button.
+    "--theme.light.primaryColor=#1B6FB5",
+    "--theme.dark.primaryColor=#4FA3E3",
 )
 
 

@@ -8,7 +8,7 @@ import streamlit as st
 
 from dashboard import data, session
 from dashboard.components import header, signin, tab
-from dashboard.pages import alerts, audit, caps, memory, overview, policies, prefixes, validations
+from dashboard.pages import alerts, audit, caps, fleet, memory, overview, policies, prefixes, validations
 from dashboard.theme import CSS, PAGE_ICON
 
 PAGES: tuple[tuple[Callable[[], None], str, str, str], ...] = (
@@ -16,6 +16,7 @@ PAGES: tuple[tuple[Callable[[], None], str, str, str], ...] = (
     (prefixes.page, "Prefixes", "prefixes", ":material/account_tree:"),
     (validations.page, "Validations", "validations", ":material/fact_check:"),
     (memory.page, "Memory", "memory", ":material/memory:"),
+    (fleet.page, "Fleet", "fleet", ":material/dns:"),
     (caps.page, "Caps and mode", "caps", ":material/tune:"),
     (policies.page, "Policies", "policies", ":material/rule:"),
     (alerts.page, "Alerts", "alerts", ":material/notifications:"),
@@ -33,15 +34,16 @@ def main() -> None:
     signin.redeem_link()
     tab.remember_or_restore()
     someone = session.person()
-    if someone is None:
-        st.navigation(
-            [st.Page(signin.page, title="Sign in", url_path="sign-in", default=True)], position="hidden"
-        ).run()
-        return
+    # The same addresses for everybody: a link to a page must lead there after the sign-in, too.
     pages = {
-        path: st.Page(draw, title=title, url_path=path, icon=icon, default=path == "overview")
+        path: st.Page(
+            draw if someone else signin.page, title=title, url_path=path, icon=icon, default=path == "overview"
+        )
         for draw, title, path, icon in PAGES
     }
+    if someone is None:
+        st.navigation(list(pages.values()), position="hidden").run()
+        return
     session.remember("pages", pages)
     current = st.navigation(list(pages.values()))
     header.draw(someone)

@@ -17,7 +17,7 @@ from controlplane.store.queries import AlertView
 from dashboard.readings import ControlPlaneHealth
 from dashboard.wording import plural
 
-MANY_ENGINES = 3  # so many engines with the same trouble are one line
+MANY_ENGINES = 2  # more engines with the same trouble are one line
 RANK_OF = {"severe": 0, "critical": 0, "warning": 1, "notice": 2, "info": 2}
 ACKNOWLEDGED_RANK = 3
 

@@ -75,6 +75,22 @@ def engines(role: str) -> list[EngineNow]:
     return found
 
 
+@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=4)
+def clock_skews(role: str) -> dict[str, float]:
+    """Engine -> its clock less ours in seconds, by the newest metric and the newest heartbeat."""
+    del role
+    with store().read() as session:
+        return queries_charts.clock_skews(session)
+
+
+@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
+def gaps(role: str, engine: Engines) -> list[queries.GapView]:
+    """Open holes in the history, newest first."""
+    del role
+    with store().read() as session:
+        return queries.list_gaps(session, engine)
+
+
 def scope(role: str, chosen: Filters) -> str | tuple[str, ...] | None:
     """What the filters mean for a read: one engine, the engines of a group, or (None) all."""
     if chosen.engine or not chosen.group:
@@ -349,6 +365,8 @@ def clear() -> None:
         why_miss,
         _findings,
         prefix_families,
+        clock_skews,
+        gaps,
         prefixes,
         prefix,
         damaged,

@@ -127,6 +127,13 @@ CSS = """
 .kv-chip {display: inline-block; padding: .05rem .5rem; margin: 0 .35rem .2rem 0; border-radius: .6rem;
   border: 1px solid var(--kv-color, #8A8F98); font-size: .82rem; white-space: nowrap;}
 .kv-chip i {font-style: normal; color: var(--kv-color, #8A8F98); margin-right: .3rem;}
+.st-key-kv_numbers {row-gap: .6rem; column-gap: 2.2rem; flex-wrap: wrap;}
+@media (max-width: 640px) {
+  [data-testid="stMainBlockContainer"] {padding: 3.6rem .8rem 2rem .8rem;}
+  .st-key-kv_numbers {column-gap: 1.2rem;}
+  .st-key-kv_filters [data-testid="stHorizontalBlock"] {row-gap: .3rem;}
+  .kv-chip {white-space: normal;}
+}
 .kv-empty {border: 1px dashed rgba(128,132,140,.6); border-radius: .6rem; padding: 1rem 1.2rem; font-size: .92rem;}
 .kv-empty b {display: block; margin-bottom: .2rem;}
 </style>

@@ -51,7 +51,7 @@ def causes_of_the_gap(why: WhyMiss) -> go.Figure:
                 name=look.label,
                 marker={
                     "color": look.color,
-                    "pattern": {"shape": pattern, "fgcolor": RULE, "size": 7, "solidity": 0.2},
+                    "pattern": {"shape": pattern, "fillmode": "overlay", "fgcolor": RULE, "size": 7, "solidity": 0.25},
                 },
                 text=[f"{row.share:.1%}" for row in mine],
                 textposition="outside",
@@ -123,11 +123,17 @@ def _add_area(figure: go.Figure, share: pd.Series, look: Look, pattern: str, ste
             stackgroup="tokens",
             line={"color": look.color, "width": 1.2, "dash": look.dash},
             fillcolor=faint(look.color),
-            fillpattern={"shape": pattern, "fillmode": "overlay", "fgcolor": look.color, "fgopacity": 0.45, "size": 7,
-                         "solidity": 0.15},
+            fillpattern={
+                "shape": pattern,
+                "fillmode": "overlay",
+                "fgcolor": look.color,
+                "fgopacity": 0.45,
+                "size": 7,
+                "solidity": 0.15,
+            },
             hovertemplate="%{y:.1%}",
         )
-    )  # fmt: skip
+    )
 
 
 def funnel(why: WhyMiss) -> go.Figure:
@@ -165,11 +171,18 @@ def not_passed_over_time(slots: pd.DataFrame, marks: pd.DataFrame) -> go.Figure:
                 x=list(counts.index),
                 y=[float(value) for value in counts],
                 name=name,
-                marker={"color": look.color,
-                        "pattern": {"shape": PATTERNS[position % len(PATTERNS)], "fgcolor": RULE, "size": 6}},
+                marker={
+                    "color": look.color,
+                    "pattern": {
+                        "shape": PATTERNS[position % len(PATTERNS)],
+                        "fillmode": "overlay",
+                        "fgcolor": RULE,
+                        "size": 6,
+                    },
+                },
                 hovertemplate="%{y:,.0f}",
             )
-        )  # fmt: skip
+        )
     figure.update_layout(barmode="stack", bargap=0.1)
     figure.update_yaxes(tickformat=",.3~s")
     return add_marks(figure, marks)

@@ -39,7 +39,6 @@ def rows(engines: Sequence[EngineNow], now: dt.datetime) -> pd.DataFrame:
 def _row(engine: EngineNow, now: dt.datetime) -> dict[str, Any]:
     view, stats = engine.view, engine.view.stats
     health, sync = ENGINE_HEALTH[engine.health], SYNC[view.sync]
-    tiers = stats.get("tiers") or {}
     return {
         "Engine": view.id,
         "Group": view.group or "–",
@@ -48,7 +47,7 @@ def _row(engine: EngineNow, now: dt.datetime) -> dict[str, Any]:
         "Sync": f"{sync.symbol} {sync.label} ({view.observed_revision} of {view.desired_revision})",
         "Mode": str(view.observed.get("mode") or "–"),
         "Hit rate": engine.hit_ratio,
-        **{label: _fill(tiers.get(tier) or {}) for tier, label in TIERS},
+        **{label: tier_share(engine, tier) for tier, label in TIERS},
         "Prefixes": sum((stats.get("prefixes") or {}).values()),
         "Requests": stats.get("requests"),
         "Leases": stats.get("leases"),
@@ -60,6 +59,8 @@ def _row(engine: EngineNow, now: dt.datetime) -> dict[str, Any]:
     }
 
 
-def _fill(tier: dict[str, Any]) -> float | None:
-    total = float(tier.get("total_bytes") or 0)
-    return float(tier.get("live_bytes") or 0) / total if total else None
+def tier_share(engine: EngineNow, tier: str) -> float | None:
+    """Live over total bytes of one of an engine's tiers; None where it has no such tier."""
+    figures = (engine.view.stats.get("tiers") or {}).get(tier) or {}
+    total = float(figures.get("total_bytes") or 0)
+    return float(figures.get("live_bytes") or 0) / total if total else None

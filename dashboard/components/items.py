@@ -45,7 +45,7 @@ def draw(items: Sequence[Item], now: dt.datetime) -> None:
 
 def _row(item: Item, position: int, now: dt.datetime) -> None:
     look = RANKS[item.rank]
-    what, action, where = st.columns([5, 5, 2.4], vertical_alignment="center")
+    what, action, where = st.columns([4.6, 4.2, 3.2], vertical_alignment="center")
     place = f" on {item.engines[0]}" if len(item.engines) == 1 else ""
     since = "" if item.since is None else f" · since {age_text(item.since, now).removesuffix(' ago')}"
     alert = " · alert" if item.alert else ""
@@ -54,7 +54,7 @@ def _row(item: Item, position: int, now: dt.datetime) -> None:
         f":small[{look.label} · {item.rule.replace('_', ' ')}{place}{since}{alert}]"
     )
     action.caption(item.action)
-    with where.container(horizontal=True, key=f"attention_where_{position}"):
+    with where.container(horizontal=True, horizontal_alignment="right", vertical_alignment="center", gap="small"):
         _go(item, position)
         _runbook(item)
 

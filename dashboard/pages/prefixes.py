@@ -9,8 +9,10 @@ import streamlit as st
 
 from controlplane.store.queries import PrefixView
 from dashboard import data, session
+from dashboard.charts import families
 from dashboard.components import actions, follow, notices, prefix_detail, tables
-from dashboard.components.live import guarded
+from dashboard.components.charting import chart
+from dashboard.components.live import guarded, live
 from dashboard.theme import STATES, state_text
 from dashboard.wording import plural, short_id
 
@@ -24,6 +26,7 @@ ORDERS = {
     "oldest": "oldest",
 }
 LIMITS = (50, 200, 1000)
+TREE_SECONDS = 30.0
 COLUMNS = {
     **tables.number_columns("Tokens", "Tokens served", "Requests"),
     **tables.size_columns("GPU", "Host", "Disk"),
@@ -40,7 +43,32 @@ def page() -> None:
         return
     st.subheader("Prefixes")
     follow.tray()
+    _tree()
     guarded(_list)()
+
+
+def _tree() -> None:
+    with st.expander("Families: who holds the memory, and what they served for it", expanded=True):
+        by = st.segmented_control(
+            "Colour by", [families.BY_SERVED, families.BY_STATE], default=families.BY_SERVED, key="kv_families_by"
+        )
+        live(lambda: _families(by or families.BY_SERVED), every_seconds=None if session.paused() else TREE_SECONDS)
+
+
+def _families(by: str) -> None:
+    person, chosen = session.person(), session.filters()
+    if person is None:
+        return
+    found = data.prefix_families(person.role, data.scope(person.role, chosen), chosen.namespace)
+    nothing = not found.shown and not found.rest
+    chart(
+        "Prefix families by bytes held",
+        lambda: families.family_tree(found, by),
+        key=f"families_{by}",
+        note=f"The {len(found.shown):,} largest with all above them; the others are one cell a namespace. "
+        "Chains of one child each are one cell. Click a cell to see it from there, the bar on top to go back.",
+        missing="No prefixes yet: they appear with the first commit of an engine." if nothing else None,
+    )
 
 
 def _list() -> None:
