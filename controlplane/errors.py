@@ -63,6 +63,22 @@ class TooLarge(ControlPlaneError):
     status = 413
 
 
+class Misdirected(ControlPlaneError):
+    """The request was sent to a name this control plane does not go by: perhaps by a page of elsewhere."""
+
+    status = 421
+
+
+class TooManyRequests(ControlPlaneError):
+    """Too many tokens from this address were wrong; none is looked at for `retry_after_seconds`."""
+
+    status = 429
+
+    def __init__(self, code: str, message: str, hint: str = "", *, retry_after_seconds: int = 3) -> None:
+        super().__init__(code, message, hint)
+        self.retry_after_seconds = retry_after_seconds
+
+
 class Unavailable(ControlPlaneError):
     """The database is locked or down. Nothing was written; try again after `retry_after_seconds`."""
 

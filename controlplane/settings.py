@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,6 +20,8 @@ from controlplane.errors import SettingsError
 
 MIB = 1 << 20
 SCHEMES = ("sqlite", "postgresql", "postgresql+psycopg")
+PASSWORD_FILE = "KVDECK_DATABASE_PASSWORD_FILE"
+"""Names a file with the password of `KVDECK_DATABASE_URL`: what is in the environment is seen by too many."""
 
 
 HTTP, GRPC = "http/protobuf", "grpc"
@@ -148,13 +151,14 @@ class Settings:
     engine_stale_seconds: int = 15  # no word for this long: shown as stale
     engine_unreachable_seconds: int = 60  # and for this long: unreachable
     session_ttl_seconds: int = 12 * 3600  # of the token a one-time link is redeemed for
+    allowed_hosts: str = ""  # names, with commas, that requests may be sent to beside this machine's own
     trace_url: str = ""  # a tracing backend's page of one trace, with {trace_id} in it; empty: ids are not links
     keep_metric_points_hours: int = 2
     keep_requests_hours: int = 24  # single requests and what each lost
     keep_rollups_days: int = 30
     keep_history_days: int = 14
-    keep_audit_days: int = 365
     keep_curves_days: int = 2  # a curve a minute and engine; what they foretold is kept as the audit is
+    keep_audit_days: int = 365
 
     @property
     def is_loopback(self) -> bool:
@@ -165,6 +169,11 @@ class Settings:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+    @property
+    def allowed_host_names(self) -> tuple[str, ...]:
+        """The names in `allowed_hosts`, in small letters."""
+        return tuple(name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip())
 
     @property
     def api_url(self) -> str:
@@ -190,6 +199,8 @@ class Settings:
             variable = f"KVDECK_{field.name.upper()}"
             if variable in environ and field.name != "data_dir":
                 values[field.name] = _READERS.get(field.name, _positive)(variable, environ[variable])
+        if file := environ.get(PASSWORD_FILE):
+            values["database_url"] = _with_password(values["database_url"], file)
         settings = cls(**values)
         _check_together(settings)
         return settings
@@ -247,6 +258,25 @@ def _database_url(variable: str, value: str) -> str:
     return value.strip()
 
 
+def _with_password(database_url: str, file: str) -> str:
+    url = make_url(database_url)
+    if url.drivername == "sqlite":
+        raise _refuse(PASSWORD_FILE, file, "nothing, as SQLite has no password (or set KVDECK_DATABASE_URL)")
+    return url.set(password=read_secret(PASSWORD_FILE, file)).render_as_string(hide_password=False)
+
+
+def read_secret(variable: str, file: str) -> str:
+    """The secret in a file that a variable names. Raises SettingsError naming both and why it cannot be had."""
+    try:
+        secret = Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise _refuse(variable, file, f"a file that this user can read; this one: {why}") from None
+    if not secret:
+        raise _refuse(variable, file, "a file with a secret in it; this one is empty")
+    return secret
+
+
 def _trace_url(variable: str, value: str) -> str:
     if value and ("{trace_id}" not in value or not value.startswith(("http://", "https://"))):
         raise _refuse(variable, value, "an http(s) address with {trace_id} in it, or nothing")
@@ -259,11 +289,20 @@ def _web_url(variable: str, value: str) -> str:
     return value
 
 
+def _host_names(variable: str, value: str) -> str:
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    if wrong := next((name for name in names if not _HOST_NAME.fullmatch(name)), None):
+        raise _refuse(variable, wrong, "names of hosts without scheme and port, as kvdeck.example,10.0.0.5")
+    return ",".join(names)
+
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9a-fA-F:]{2,45}")
 _READERS: dict[str, Callable[[str, str], Any]] = {
     "database_url": _database_url,
     "host": _text,
     "api_port": _port,
     "dashboard_port": _port,
     "trace_url": _trace_url,
+    "allowed_hosts": _host_names,
     "url": _web_url,
 }

@@ -5,10 +5,11 @@ from __future__ import annotations
 import datetime as dt
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Path, Query
+from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from controlplane.api.security import Admin, Operator, StoreOf, Viewer
+from controlplane.api.write_routes import Reason, ReasonBody, Traceparent
 from controlplane.clock import utc_now
 from controlplane.steering.alerts import acknowledge, expressions, inbound, receivers, rules, silences
 from controlplane.steering.deed import Deed
@@ -19,18 +20,10 @@ from controlplane.store.query_types import view
 
 router = APIRouter(tags=["alerts"])
 
-Traceparent = Annotated[str | None, Header(max_length=64)]
-Reason = Annotated[str, Field(min_length=1, max_length=2000)]
 Name = Annotated[str, Path(max_length=64)]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 RowNumber = Annotated[int, Path(ge=1, le=2**62)]
 Severity = Literal["info", "warning", "critical"]
-
-
-class ReasonBody(BaseModel):
-    """Why; it goes into the audit."""
-
-    reason: Reason
 
 
 class AcknowledgeBody(BaseModel):

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from controlplane.api import (
@@ -26,6 +26,10 @@ from controlplane.api import (
     write_routes,
 )
 from controlplane.api.errors import install_error_handlers
+from controlplane.api.gate import Gate
+from controlplane.api.openapi import install_openapi, operation_id
+from controlplane.api.plain import only_plain
+from controlplane.api.throttle import FailureThrottle
 from controlplane.api.vitals import CountAnswers, Vitals
 from controlplane.settings import Settings
 from controlplane.steering.news import News
@@ -59,30 +63,40 @@ def create_app(settings: Settings, store: Store, *, background: Background | Non
             if background is not None:
                 await run_in_threadpool(background.stop)
 
-    app = FastAPI(title="kvdeck", version=_version(), lifespan=lifespan)
+    app = FastAPI(
+        title="kvdeck",
+        version=_version(),
+        description="All that the command line and the dashboard can do. `x-kvdeck-role` is the least role of a call.",
+        lifespan=lifespan,
+        dependencies=[Depends(only_plain)],
+        generate_unique_id_function=operation_id,
+    )
     app.state.store = store
     app.state.settings = settings
     app.state.news = News(store)
     app.state.vitals = Vitals(store, settings, lambda: background is not None and background.leads)
+    app.state.throttle = FailureThrottle()
+    app.add_middleware(Gate, settings=settings)
     app.add_middleware(CountAnswers, vitals=app.state.vitals)
     install_error_handlers(app)
-    everything = (
-        session_routes,
-        ingest_routes,
-        agent_routes,
-        read_routes,
-        write_routes,
-        metrics_routes,
-        engine_routes,
-        batch_routes,
-        desired_routes,
-        policy_routes,
-        alert_routes,
-        diagnosis_routes,
-        whatif_routes,
-    )
-    for routes in everything:
-        app.include_router(routes.router)
+    app.state.routers = [
+        session_routes.router,
+        ingest_routes.router,
+        agent_routes.router,
+        read_routes.router,
+        metrics_routes.router,
+        write_routes.router,
+        engine_routes.router,
+        batch_routes.router,
+        desired_routes.router,
+        policy_routes.router,
+        alert_routes.router,
+        diagnosis_routes.router,
+        whatif_routes.router,
+    ]
+    for router in app.state.routers:
+        app.include_router(router)
+    install_openapi(app)
     return app
 
 

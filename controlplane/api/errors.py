@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from controlplane.errors import ControlPlaneError, SchemaMismatch, Unauthorised, Unavailable
+from controlplane.errors import ControlPlaneError, SchemaMismatch, TooManyRequests, Unauthorised, Unavailable
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -28,16 +28,21 @@ def error_body(
     return JSONResponse(body, status_code=status, headers=dict(headers or {}))
 
 
-async def _ours(_request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, ControlPlaneError)
+def answer_to(error: ControlPlaneError) -> JSONResponse:
+    """An error of our tree as the response that carries it, with the headers of its kind."""
     headers = {}
-    if isinstance(error, Unavailable):
+    if isinstance(error, Unavailable | TooManyRequests):
         headers["Retry-After"] = str(error.retry_after_seconds)
     elif isinstance(error, SchemaMismatch):
         headers["Retry-After"] = "30"
     elif isinstance(error, Unauthorised):
         headers["WWW-Authenticate"] = "Bearer"
     return error_body(error.status, error.code, error.message, error.hint, headers)
+
+
+async def _ours(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ControlPlaneError)
+    return answer_to(error)
 
 
 async def _invalid(_request: Request, error: Exception) -> JSONResponse:

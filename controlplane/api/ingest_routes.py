@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
@@ -31,9 +31,25 @@ router = APIRouter(tags=["ingest"])
 PROTOBUF = "application/x-protobuf"
 M = TypeVar("M", bound=Message)
 LOG = logging.getLogger("kvdeck.ingest")
+BINARY = {"type": "string", "format": "binary"}
 
 
-@router.post("/v1/traces", openapi_extra={"requestBody": {"content": {PROTOBUF: {}}}})
+class Protobuf(Response):
+    """An answer in protobuf."""
+
+    media_type = PROTOBUF
+
+
+def _described(message: str) -> dict[str, Any]:
+    """What OpenAPI says of a call that takes `message` and answers its counterpart."""
+    request = f"An OTLP `{message}` in protobuf; `Content-Encoding: gzip` is understood."
+    answer = {"description": "An empty message, or `partial_success` with the number of refused items and why.",
+              "content": {PROTOBUF: {"schema": BINARY, "example": ""}}}  # fmt: skip
+    body = {"description": request, "required": True, "content": {PROTOBUF: {"schema": BINARY, "example": ""}}}
+    return {"openapi_extra": {"requestBody": body}, "responses": {200: answer}}
+
+
+@router.post("/v1/traces", response_class=Protobuf, **_described("ExportTraceServiceRequest"))
 async def receive_traces(request: Request, caller: EngineCaller) -> Response:
     """Take one trace export. Spans that cannot be used are counted in `partial_success`; the others are kept."""
     outcome = await _receive(request, caller, "spans", ExportTraceServiceRequest, ingest_traces)
@@ -44,7 +60,7 @@ async def receive_traces(request: Request, caller: EngineCaller) -> Response:
     return Response(answer.SerializeToString(), media_type=PROTOBUF)
 
 
-@router.post("/v1/metrics", openapi_extra={"requestBody": {"content": {PROTOBUF: {}}}})
+@router.post("/v1/metrics", response_class=Protobuf, **_described("ExportMetricsServiceRequest"))
 async def receive_metrics(request: Request, caller: EngineCaller) -> Response:
     """Take one metrics export. Points that cannot be used are counted in `partial_success`; the others are kept."""
     outcome = await _receive(request, caller, "points", ExportMetricsServiceRequest, ingest_metrics)

@@ -6,10 +6,11 @@ import datetime as dt
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Path, Query
+from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from controlplane.api.security import Operator, SettingsOf, StoreOf, Viewer
+from controlplane.api.write_routes import Reason, ReasonBody, Traceparent
 from controlplane.clock import utc_now
 from controlplane.errors import BadRequest
 from controlplane.steering.deed import Deed
@@ -22,16 +23,8 @@ from controlplane.store.query_types import view
 
 router = APIRouter(tags=["policies"])
 
-Traceparent = Annotated[str | None, Header(max_length=64)]
-Reason = Annotated[str, Field(min_length=1, max_length=2000)]
 Name = Annotated[str, Path(max_length=64)]
 Limit = Annotated[int, Query(ge=1, le=1000)]
-
-
-class ReasonBody(BaseModel):
-    """Why; it goes into the audit."""
-
-    reason: Reason
 
 
 class ScopeBody(BaseModel):

@@ -16,6 +16,8 @@ from controlplane.store.queries import TimeRange
 
 router = APIRouter(tags=["read"])
 
+EARLIEST, LATEST = dt.datetime(1970, 2, 2, tzinfo=dt.UTC), dt.datetime(2200, 1, 1, tzinfo=dt.UTC)
+FARTHEST_OFFSET = 100_000_000
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Minutes = Annotated[float, Query(gt=0, le=60 * 24 * 31, description="How far back, in minutes.")]
 Since = Annotated[dt.datetime | None, Query(description="RFC 3339, with a zone; goes before `minutes`.")]
@@ -24,9 +26,12 @@ Since = Annotated[dt.datetime | None, Query(description="RFC 3339, with a zone; 
 def window_of(since: dt.datetime | None, until: dt.datetime | None, minutes: float) -> TimeRange:
     """The range a caller asked for. Raises BadRequest for times without a zone, or the wrong way round."""
     now = utc_now()
+    for time in (since, until):
+        if time is not None and time.tzinfo is None:
+            raise BadRequest("time_naive", "A time without a zone was given.", "Write 2026-01-31T12:00:00Z.")
+        if time is not None and not EARLIEST <= time <= LATEST:
+            raise BadRequest("time_range", f"{time} is before 1970 or after 2200.", "Nothing is kept of such times.")
     window = TimeRange.last(minutes, until or now) if since is None else TimeRange(since, until or now)
-    if any(time.tzinfo is None for time in (window.since, window.until)):
-        raise BadRequest("time_naive", "A time without a zone was given.", "Write 2026-01-31T12:00:00Z.")
     if window.since >= window.until:
         raise BadRequest("time_order", f"since {window.since} is not before {window.until}.", "Swap them.")
     return window
@@ -73,7 +78,7 @@ def prefixes(
     pinned: bool | None = None,
     order: str = "served",
     limit: Limit = 100,
-    offset: Annotated[int, Query(ge=0)] = 0,
+    offset: Annotated[int, Query(ge=0, le=FARTHEST_OFFSET)] = 0,
 ) -> queries.PrefixPage:
     """Prefixes that match; without `state`, all but the evicted ones."""
     with store.read() as session:

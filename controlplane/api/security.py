@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from controlplane.api.throttle import FailureThrottle, address_key, token_key
 from controlplane.auth import Principal, Role, check_secret, note_use, use_is_stale
 from controlplane.errors import Unauthorised, Unavailable
 from controlplane.settings import Settings
@@ -17,13 +19,14 @@ from controlplane.store.session import Store
 _bearer = HTTPBearer(auto_error=False, description="A token from `kvdeck token issue`, or a redeemed session token.")
 
 
-def get_store(request: Request) -> Store:
+# What needs no database is async: a sync dependency costs a hop to a thread and back, each.
+async def get_store(request: Request) -> Store:
     """The store of this app."""
     store: Store = request.app.state.store
     return store
 
 
-def get_settings(request: Request) -> Settings:
+async def get_settings(request: Request) -> Settings:
     """The settings of this app."""
     settings: Settings = request.app.state.settings
     return settings
@@ -38,8 +41,8 @@ def authenticated(
         raise Unauthorised(
             "token_missing", "This call needs a token.", "Send it as `Authorization: Bearer <token>` (`kvdeck token`)."
         )
-    store = get_store(request)
-    with store.read() as session:
+    store: Store = request.app.state.store
+    with failures_counted(request, bearer.credentials), store.read() as session:
         credential = check_secret(session, bearer.credentials)
     if use_is_stale(credential):
         # When a token was last used is worth knowing, but not worth failing a read over a busy database.
@@ -48,20 +51,41 @@ def authenticated(
     return credential.principal
 
 
-def require(role: Role) -> Callable[[Principal], Principal]:
+@contextmanager
+def failures_counted(request: Request, secret: str) -> Iterator[None]:
+    """Around the proof of a secret: refuses to look while too many were wrong, and counts how this one ends.
+
+    A token that is known but over is counted by its own id too, so that it is bounded from however many addresses.
+    """
+    throttle: FailureThrottle = request.app.state.throttle
+    address = address_key(request.client.host if request.client else "")
+    for key in (address, token_key(secret)):
+        throttle.check(key, secret)
+    try:
+        yield
+    except Unauthorised as error:
+        throttle.failed(address, secret)
+        if error.code != "token_unknown":
+            throttle.failed(token_key(secret), secret)
+        raise
+    throttle.proved(secret)
+
+
+@dataclass(frozen=True, slots=True)
+class Required:
     """A dependency: the caller, who has at least `role`. Raises Unauthorised or Forbidden."""
 
-    def checked(principal: Annotated[Principal, Depends(authenticated)]) -> Principal:
-        principal.must_be(role)
+    role: Role
+
+    async def __call__(self, principal: Annotated[Principal, Depends(authenticated)]) -> Principal:
+        principal.must_be(self.role)
         return principal
 
-    return checked
+
+require_engine = Required(Role.ENGINE)
 
 
-require_engine = require(Role.ENGINE)
-
-
-def speaks_for(engine_id: str, principal: Annotated[Principal, Depends(require_engine)]) -> Principal:
+async def speaks_for(engine_id: str, principal: Annotated[Principal, Depends(require_engine)]) -> Principal:
     """The caller, who may speak for the engine in the path. Raises Unauthorised or Forbidden."""
     principal.must_speak_for(engine_id)
     return principal
@@ -69,8 +93,8 @@ def speaks_for(engine_id: str, principal: Annotated[Principal, Depends(require_e
 
 StoreOf = Annotated[Store, Depends(get_store)]
 SettingsOf = Annotated[Settings, Depends(get_settings)]
-Viewer = Annotated[Principal, Depends(require(Role.VIEWER))]
-Operator = Annotated[Principal, Depends(require(Role.OPERATOR))]
-Admin = Annotated[Principal, Depends(require(Role.ADMIN))]
+Viewer = Annotated[Principal, Depends(Required(Role.VIEWER))]
+Operator = Annotated[Principal, Depends(Required(Role.OPERATOR))]
+Admin = Annotated[Principal, Depends(Required(Role.ADMIN))]
 EngineCaller = Annotated[Principal, Depends(require_engine)]
 Spokesman = Annotated[Principal, Depends(speaks_for)]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime as dt
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
-from pydantic import BaseModel, Field
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ConfigDict, Field
 
 from controlplane import audit
-from controlplane.api.security import SettingsOf, StoreOf, authenticated
+from controlplane.api.security import SettingsOf, StoreOf, authenticated, failures_counted
 from controlplane.auth import Principal, redeem
 
 router = APIRouter(tags=["session"])
@@ -18,6 +18,7 @@ router = APIRouter(tags=["session"])
 class RedeemBody(BaseModel):
     """The secret of a one-time link."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"token": "kvd_...the part after ?token= in the link"}]})
     token: str = Field(min_length=1, max_length=256)
 
 
@@ -37,9 +38,9 @@ class Me(BaseModel):
 
 
 @router.post("/v1/session")
-def open_session(body: RedeemBody, store: StoreOf, settings: SettingsOf) -> Session:
-    """Spend a one-time link for a session token."""
-    with store.write() as session:
+def open_session(request: Request, body: RedeemBody, store: StoreOf, settings: SettingsOf) -> Session:
+    """Spend a one-time link for a session token. Needs no other token."""
+    with failures_counted(request, body.token), store.write() as session:
         principal, secret = redeem(session, body.token, ttl=dt.timedelta(seconds=settings.session_ttl_seconds))
         audit.record(session, principal, "open_session", principal.name, "redeemed a one-time link")
     return Session(role=principal.role.word, name=principal.name, session_token=secret)

@@ -21,8 +21,9 @@ Reason = Annotated[str, Field(min_length=1, max_length=2000)]
 
 
 class ReasonBody(BaseModel):
-    """Why."""
+    """Why; it goes into the audit."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"reason": "the incident of 03:12 is over"}]})
     reason: Reason
 
 

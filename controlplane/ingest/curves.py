@@ -42,11 +42,25 @@ class _Row(BaseModel):
     gpu_bytes: Whole
 
 
+class _Share(BaseModel):
+    guaranteed_bytes: Whole | None = None
+    max_bytes: Whole | None = None
+    max_prefixes: Whole | None = None
+
+
+class _Caps(BaseModel):
+    prefixes: Whole | None
+    gpu_bytes: Whole | None
+    host_bytes: Whole | None
+    disk_bytes: Whole | None
+    namespaces: Annotated[dict[Name, _Share], Field(max_length=MOST_NAMESPACES)]
+
+
 class _Held(BaseModel):
     total: _Row
     namespaces: Annotated[dict[Name, _Row], Field(max_length=MOST_NAMESPACES)]
     tiers: Annotated[dict[Name, Whole], Field(max_length=8)]
-    caps: dict[str, Any]
+    caps: _Caps
 
 
 class _Document(BaseModel):
@@ -78,7 +92,11 @@ def keep_curve(
             "Nothing was kept. Send what docs/reference/wire.md, section 3, says.",
         ) from error
     row = CurveSample(
-        engine_id=engine_id, boot_id=boot_id, at=now, samples=checked.total.samples, document=checked.model_dump()
+        engine_id=engine_id,
+        boot_id=boot_id,
+        at=now,
+        samples=checked.total.samples,
+        document=checked.model_dump(exclude_unset=True),
     )
     session.add(row)
     session.flush()

@@ -35,7 +35,7 @@ class Client:
     def request(self, method: str, path: str, **more: object) -> httpx.Response:
         async def call() -> httpx.Response:
             transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://kvdeck") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
                 return await client.request(method, path, **more)
 
         return asyncio.run(call())
