@@ -1,7 +1,7 @@
 # Two commands matter: `make up` runs the deck, `make test` proves it. Both install what they need first.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help up test check lint types contracts stress backends bench coverage lock clean
+.PHONY: help up test check lint types contracts stress backends bench coverage screenshots lock clean
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -74,6 +74,9 @@ coverage: $(STAMP)  ## lines of engine/ that its own tests run; fails under 95 %
 	@$(BIN)/coverage run --source=engine -m pytest tests/unit tests/contract tests/property tests/stress \
 	  tests/integration/test_engine_*.py tests/integration/test_memory_*.py tests/integration/test_faults.py tests/integration/test_hf_*.py
 	@$(BIN)/coverage report --skip-covered --show-missing --fail-under=95
+
+screenshots: $(STAMP) browser  ## run a deck for six minutes and take the README's pictures of it, light and dark
+	@$(BIN)/python docs/screenshots.py $(ARGS)
 
 lock: $(STAMP)  ## write constraints.txt from what is installed now
 	@{ echo "# The resolved lock. Regenerate: \`make lock\`"; $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//'; } > constraints.txt

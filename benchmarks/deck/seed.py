@@ -26,18 +26,18 @@ STATES = ("FULL", "COMPRESSED", "PARTIAL_OFFLOAD", "FULL", "FULL_RESTORE")
 OBJECTS = '{"compressed_kv": {"gpu": 262144}, "swa_window": {"gpu": 131072}}'
 
 
-def seed(store: Store, versions: int) -> None:
-    """Fill an empty store. The newest version of everything is of now."""
+def seed(store: Store, versions: int, engines: int = ENGINES, minutes: int = DAY_MINUTES) -> None:
+    """Fill an empty store. The newest version of everything is of now; `minutes` of rollups."""
     dice = random.Random(0)
     now_us = time.time_ns() // 1000
-    for number in range(ENGINES):
+    for number in range(engines):
         _register(store, _engine(number))
-    _pour(store, models.PrefixVersion, VERSION_COLUMNS, _versions(versions, now_us))
-    _pour(store, models.Prefix, PREFIX_COLUMNS, _prefixes(versions, now_us, dice))
-    _pour(store, models.RequestRollup, (*REQUEST_KEY, *REQUEST_SUMS), _requests(now_us))
-    _pour(store, models.ValidationRollup, (*VALIDATION_KEY, "count"), _validations(now_us))
+    _pour(store, models.PrefixVersion, VERSION_COLUMNS, _versions(versions, now_us, engines))
+    _pour(store, models.Prefix, PREFIX_COLUMNS, _prefixes(versions, now_us, dice, engines))
+    _pour(store, models.RequestRollup, (*REQUEST_KEY, *REQUEST_SUMS), _requests(_minutes(now_us, engines, minutes)))
+    _pour(store, models.ValidationRollup, (*VALIDATION_KEY, "count"), _validations(_minutes(now_us, engines, minutes)))
     names = ("engine_id", "name", "attributes", "minute", "last", "delta", "maximum", "count_delta", "boot_id")
-    _pour(store, models.MetricRollup, names, _metrics(now_us))
+    _pour(store, models.MetricRollup, names, _metrics(_minutes(now_us, engines, minutes)))
     failures = (
         "engine_id",
         "prefix_id",
@@ -49,9 +49,9 @@ def seed(store: Store, versions: int) -> None:
         "trace_id",
         "span_id",
     )
-    _pour(store, models.ValidationFailure, failures, _failures(versions // 50, now_us, dice))
+    _pour(store, models.ValidationFailure, failures, _failures(versions // 50, now_us, dice, engines))
     audit = ("at", "actor", "role", "action", "target", "reason")
-    rows = ((now_us - i * MINUTE_US, "someone", "operator", "evict", _engine(i % ENGINES), "r") for i in range(50_000))
+    rows = ((now_us - i * MINUTE_US, "someone", "operator", "evict", _engine(i % engines), "r") for i in range(50_000))
     _pour(store, models.Audit, audit, rows)
     with store.engine.connect() as connection:
         connection.execution_options(isolation_level="AUTOCOMMIT").execute(text("ANALYZE"))
@@ -80,15 +80,15 @@ def _as_it_is(statement: Any) -> Any:
     return statement
 
 
-def _lives(versions: int) -> Iterator[tuple[int, str, str]]:
+def _lives(versions: int, engines: int) -> Iterator[tuple[int, str, str]]:
     for number in range(max(1, versions // VERSIONS_A_PREFIX)):
-        yield number, _engine(number % ENGINES), prefix_id(number)
+        yield number, _engine(number % engines), prefix_id(number)
 
 
-def _versions(versions: int, now_us: int) -> Iterator[Stored]:
+def _versions(versions: int, now_us: int, engines: int) -> Iterator[Stored]:
     total = max(1, versions // VERSIONS_A_PREFIX)
     for version in range(1, VERSIONS_A_PREFIX + 1):  # as they came: all prefixes' first versions, then the second ones
-        for number, engine_id, identity in _lives(versions):
+        for number, engine_id, identity in _lives(versions, engines):
             age = (VERSIONS_A_PREFIX - version + 1 - number / total) * DAY_MINUTES * MINUTE_US / VERSIONS_A_PREFIX
             state = "QUARANTINED" if (number + version) % 5_000 == 0 else STATES[version % len(STATES)]
             yield (
@@ -98,8 +98,8 @@ def _versions(versions: int, now_us: int) -> Iterator[Stored]:
             )  # fmt: skip
 
 
-def _prefixes(versions: int, now_us: int, dice: random.Random) -> Iterator[Stored]:
-    for number, engine_id, identity in _lives(versions):
+def _prefixes(versions: int, now_us: int, dice: random.Random, engines: int) -> Iterator[Stored]:
+    for number, engine_id, identity in _lives(versions, engines):
         state = "EVICTED" if number % 4 == 0 else STATES[number % len(STATES)]
         parent = prefix_id(number - number % 50) if number % 50 else None
         served = int(dice.paretovariate(1.2) * 1000)
@@ -110,23 +110,23 @@ def _prefixes(versions: int, now_us: int, dice: random.Random) -> Iterator[Store
         )  # fmt: skip
 
 
-def _minutes(now_us: int) -> Iterator[tuple[str, int]]:
+def _minutes(now_us: int, engines: int, minutes: int) -> Iterator[tuple[str, int]]:
     start = now_us - now_us % MINUTE_US
-    for age in range(DAY_MINUTES):
-        for number in range(ENGINES):
+    for age in range(minutes):
+        for number in range(engines):
             yield _engine(number), start - age * MINUTE_US
 
 
-def _requests(now_us: int) -> Iterator[Stored]:
-    for engine_id, minute in _minutes(now_us):
+def _requests(minutes: Iterable[tuple[str, int]]) -> Iterator[Stored]:
+    for engine_id, minute in minutes:
         for outcome, reason in (("hit", "none"), ("partial", "window_stale"), ("miss", "not_found")):
             for tenant in range(3):
                 yield (engine_id, minute, f"tenant-{tenant}", outcome, reason, "FULL", "gpu", 10, 9000, 5000, 4000, 10)
 
 
-def _validations(now_us: int) -> Iterator[Stored]:
+def _validations(minutes: Iterable[tuple[str, int]]) -> Iterator[Stored]:
     checks = ("lineage", "window_fresh", "tail_intact", "indexer_in_step", "objects_present")
-    for engine_id, minute in _minutes(now_us):
+    for engine_id, minute in minutes:
         for check in checks:
             yield (engine_id, minute, check, "pass", "none", 100)
             yield (engine_id, minute, check, "fail", "absent", 3)
@@ -146,19 +146,48 @@ METRICS = (
 )
 
 
-def _metrics(now_us: int) -> Iterator[Stored]:
-    for engine_id, minute in _minutes(now_us):
+def _metrics(minutes: Iterable[tuple[str, int]]) -> Iterator[Stored]:
+    for engine_id, minute in minutes:
         for name, series in METRICS:
             for attributes in series:
                 yield (engine_id, name, attributes, minute, 1000.0, 50.0, 1000.0, 0, "boot-1")
 
 
-def _failures(count: int, now_us: int, dice: random.Random) -> Iterator[Stored]:
+LOSSES = ("new_content", "evicted_cap", "checkpoint_missing", "restore_slow")
+IO_BOUNDS = "[0.001, 0.01, 0.1, 1.0]"
+
+
+def seed_losses(store: Store, engines: int, minutes: int) -> None:
+    """What `seed` leaves out and the dashboard draws: losses, and the histograms of tier I/O."""
+    now_us = time.time_ns() // 1000
+    losses = (
+        (engine_id, minute, f"tenant-{tenant}", cause, 10, 1500)
+        for engine_id, minute in _minutes(now_us, engines, minutes)
+        for cause in LOSSES
+        for tenant in range(3)
+    )
+    _pour(store, models.LossRollup, ("engine_id", "minute", "namespace", "cause", "requests", "tokens"), losses)
+    columns = (
+        "engine_id", "name", "attributes", "minute", "last", "delta", "maximum", "count_delta", "bucket_deltas",
+        "boot_id",
+    )  # fmt: skip
+    buckets = f'{{"bounds": {IO_BOUNDS}, "counts": [4, 20, 9, 1, 0]}}'
+    histograms = (
+        (engine_id, "kvcache.tier.io.duration", f"direction={direction},tier={tier}", minute, 1.0, 1.0, 1.0, 34,
+         buckets, "boot-1")
+        for engine_id, minute in _minutes(now_us, engines, minutes)
+        for tier in ("gpu", "host", "disk")
+        for direction in ("read", "write")
+    )  # fmt: skip
+    _pour(store, models.MetricRollup, columns, histograms)
+
+
+def _failures(count: int, now_us: int, dice: random.Random, engines: int) -> Iterator[Stored]:
     for number in range(count):
         at = now_us - int(number * DAY_MINUTES * MINUTE_US / max(1, count))
         identity = prefix_id(dice.randrange(max(1, count)))
         yield (
-            _engine(number % ENGINES), identity, "tail_intact", "uncompressed_tail", "absent", 64, at, "0" * 32,
+            _engine(number % engines), identity, "tail_intact", "uncompressed_tail", "absent", 64, at, "0" * 32,
             f"{number:016x}",
         )  # fmt: skip
 

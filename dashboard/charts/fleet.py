@@ -135,7 +135,7 @@ def tier_fill_of(engines: Sequence[EngineNow], share: Callable[[EngineNow, str],
             )
         )  # fmt: skip
     figure = _share_axis(figure, "")
-    figure.update_xaxes(tickvals=[0, 1, 2], ticktext=["GPU", "host", "disk"], range=[-0.5, 2.5])
+    figure.update_xaxes(showticklabels=True, tickvals=[0, 1, 2], ticktext=["GPU", "host", "disk"], range=[-0.5, 2.5])
     return figure
 
 
@@ -146,6 +146,6 @@ def _spread(number: int, count: int) -> float:
 
 def _share_axis(figure: go.Figure, x_title: str) -> go.Figure:
     figure.update_layout(height=280, margin={"l": 8, "r": 8, "t": 20, "b": 8}, showlegend=False, uirevision="keep")
-    figure.update_xaxes(title_text=x_title, showgrid=False, zeroline=False)
+    figure.update_xaxes(title_text=x_title, showgrid=False, zeroline=False, showticklabels=False)
     figure.update_yaxes(tickformat=".0%", range=[0, 1.04], gridcolor="rgba(128,132,140,0.22)", zeroline=False)
     return figure

@@ -101,7 +101,7 @@ def losses_over_time(
         look = nth_look(position + (0 if found_only else 3), cause_text(cause))
         look = Look(label="new content", color=BLUE) if cause == Loss.NEW_CONTENT else look
         _add_area(figure, _share(losses, [cause], asked), look, PATTERNS[(position + 1) % len(PATTERNS)], step_minutes)
-    rest = [str(cause) for cause in set(losses["cause"]) if cause not in shown]
+    rest = [str(cause) for cause in set(losses.loc[losses["tokens"] > 0, "cause"]) if cause not in shown]
     if rest:
         _add_area(figure, _share(losses, rest, asked), Look(label=OTHERS, color=GREY), ".", step_minutes)
     return add_marks(figure, marks)

@@ -50,6 +50,7 @@ def _now(detail: PrefixDetail) -> None:
     columns[3].metric("Tokens served", count_text(row.tokens_served), help=plural(row.requests_served, "request"))
     columns[4].metric("Changed", age_text(row.changed_at, now))
     columns[5].metric("Pinned", "yes" if row.pinned else "no")
+    _held_by_whom(detail.now)
     left, right = st.columns(2)
     with left:
         st.markdown("**Objects by kind and tier**")
@@ -60,6 +61,18 @@ def _now(detail: PrefixDetail) -> None:
             st.dataframe(_checkpoints(detail), hide_index=True, key="checkpoints_table")
         else:
             notices.empty("No checkpoint", "It can be matched, but only replay can resume from it.")
+
+
+def _held_by_whom(row: PrefixView) -> None:
+    """Labels, namespace, and the leases of its engine: an engine does not tell which prefixes they are on."""
+    person = session.person()
+    engines = [] if person is None else data.engines(person.role)
+    stats = next((engine.view.stats for engine in engines if engine.view.id == row.engine_id), {})
+    labels = " ".join(f"`{name}={value}`" for name, value in sorted(row.labels.items())) or "no labels"
+    st.caption(
+        f"Namespace **{row.namespace}** · {labels} · life {row.life} began {moment_text(row.created_at)} UTC · its engine "
+        f"has {count_text(stats.get('leases'))} leases on all its prefixes"
+    )
 
 
 def _objects(row: PrefixView) -> pd.DataFrame:

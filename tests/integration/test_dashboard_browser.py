@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
 from sqlalchemy import update
-from test_dashboard_seed_series import GONE, LIVE, STALE, prefix_id
+from test_dashboard_seed_series import GONE, LIVE, prefix_id
 from test_dashboard_stage import PATIENCE_MS, Deck, Visit
 
 from controlplane.store import models as m
@@ -26,7 +26,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-PAGES = ("Prefixes", "Validations", "Memory", "Caps and mode", "Policies", "Alerts", "Audit")
+PAGES = ("Prefixes", "Validations", "Memory", "Fleet", "Caps and mode", "Policies", "Alerts", "Audit")
 
 # uvicorn's websocket support is imported lazily and warns about itself; Streamlit is another process.
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -93,15 +93,18 @@ def test_a_reload_keeps_who_is_signed_in_and_signing_out_forgets_them(visit):
 
 def test_the_overview_says_first_what_needs_attention(visit):
     visit.sign_in("operator")
-    visit.see("2 damaged prefixes in quarantine (checksum mismatch)")
-    visit.see(f"Engine {GONE} is unreachable")
-    visit.see(f"Engine {STALE} is stale")
-    visit.see(f"Engine {STALE} refuses part of revision 2")
+    visit.see("3 engines, among them gpu-a: 3 of 59 prefixes are quarantined")
+    visit.see("The breaker of tier disk is open")
+    visit.see(f"engine silent on {GONE}")
+    visit.see("severe")
+    visit.page.get_by_role("button", name="Runbook").first.click()
+    visit.see("docs/howto/runbook.md#")
+    visit.page.keyboard.press("Escape")
     for title in (
         "Hit rate by object kind",
         "Hit rate by serving state",
         "lcp against usable",
-        "Why lcp was not all usable",
+        "Why tokens were no hit",
         "Recovery failure rate",
         "Tier I/O latency, p50 and p99",
         "Fragmentation by page class",
@@ -110,18 +113,29 @@ def test_the_overview_says_first_what_needs_attention(visit):
         visit.see_chart(title)
     expect(visit.page.locator(".js-plotly-plot .main-svg").first).to_be_visible()
     visit.see("degrades above 20%")
-    visit.see("the window is stale")
+    visit.see("evicted cap")
     visit.see("control plane up")
     visit.see("data as of")
     visit.shoot("overview")
 
 
+def test_what_needs_attention_leads_to_the_page_where_something_can_be_done(visit):
+    visit.sign_in("operator")
+    row = visit.see("The breaker of tier disk is open").locator(
+        "xpath=ancestor::*[@data-testid='stHorizontalBlock'][1]"
+    )
+    row.get_by_role("link", name="Memory").click()
+    visit.page.wait_for_url("**/memory**")
+    visit.see_chart("Slabs by page class")
+
+
 @pytest.mark.parametrize(
     ("name", "texts"),
     [
-        ("Prefixes", ("60 of 60 prefixes",)),
-        ("Validations", ("How the five validations ended", "Last failed validations")),
-        ("Memory", ("Bytes in use by tier", "Page classes")),
+        ("Prefixes", ("60 of 60 prefixes", "Prefix families by bytes held")),
+        ("Validations", ("From lcp to usable, by cause", "How the five validations ended", "Last failed validations")),
+        ("Memory", ("Bytes in use by tier", "Pick an engine")),
+        ("Fleet", ("3 engines", "Hit rate by engine", "1 open gap")),
         ("Caps and mode", ("Refused: cap_gpu_bytes", "Review the change", "Revisions")),
         ("Policies", ("degrade", "Last decisions", "Dry run")),
         ("Alerts", ("damaged prefixes", "Acknowledge")),
@@ -144,6 +158,38 @@ def test_the_pages_are_readable_in_the_dark(browser, deck):
     dark.open("Memory")
     dark.shoot("memory_dark")
     dark.leave()
+
+
+def test_a_link_to_a_page_leads_there_over_the_sign_in(visit):
+    visit.page.goto(f"{visit.deck.address}/fleet?group=chat")
+    visit.page.get_by_label("Token").fill(visit.deck.tokens["viewer"])
+    visit.page.get_by_role("button", name="Sign in").click()
+    visit.see("2 engines")
+    assert "group=chat" in visit.page.url
+    visit.errors.clear()  # Streamlit looks for its server below the page's path first
+
+
+def test_a_group_of_engines_is_a_filter_that_stays(visit):
+    visit.sign_in("viewer", "?group=batch")
+    visit.open("Fleet")
+    visit.see("1 engine")
+    assert "group=batch" in visit.page.url
+    visit.open("Memory")
+    visit.see("unreachable: these are its last known numbers.")
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+def test_no_page_is_wider_than_the_window(browser, deck, width):
+    visit = Visit(browser, deck)
+    visit.sign_in("operator")
+    visit.page.set_viewport_size({"width": width, "height": 900})
+    for path in ("prefixes", "validations", "memory", "fleet", "overview"):
+        if width > 640:
+            visit.open(path.capitalize())
+        visit.page.wait_for_timeout(1000)
+        wide = "(main => main.scrollWidth - main.clientWidth)(document.querySelector('[data-testid=stMain]'))"
+        assert visit.page.evaluate(wide) <= 1, path
+    visit.leave()
 
 
 def test_filters_are_in_the_address_and_stay_from_page_to_page(visit):
@@ -171,7 +217,7 @@ def test_a_viewer_sees_no_buttons_that_act(visit):
 def test_one_prefix_shows_its_life_and_what_went_wrong(visit):
     visit.sign_in("operator")
     visit.open("Prefixes")
-    visit.page.get_by_placeholder("start of an id, or part of a namespace").fill(prefix_id(7)[:10])
+    visit.page.get_by_placeholder("start of an id, part of a namespace, label=value").fill(prefix_id(7)[:10])
     visit.page.keyboard.press("Enter")
     visit.see("1 of 1 prefix")
     visit.pick_row(0)
@@ -286,6 +332,7 @@ def test_before_the_first_engine_every_page_says_what_will_appear(browser, tmp_p
             "No prefixes yet",
             "Nothing is damaged",
             "No engine",
+            "No engine",
             "No revision yet",
             "No policies yet",
             "No alert",
@@ -306,8 +353,10 @@ def test_when_every_engine_is_silent_the_numbers_are_called_old(browser, tmp_pat
         visit.sign_in("viewer")
         visit.see(f"{LIVE} stale, 20 min ago")
         visit.open("Memory")
-        visit.see("stale: these are its last known numbers.")
+        visit.see("Pick an engine")
         visit.shoot("memory_stale")
+        visit.open("Fleet")
+        visit.see("2 stale")
     finally:
         visit.leave()
         deck.close()

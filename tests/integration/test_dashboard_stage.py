@@ -133,6 +133,7 @@ class Visit:
     def pick_row(self, position: int) -> None:
         """Tick a row of the first table: it is drawn on a canvas, so by place."""
         canvas = self.page.get_by_test_id("stDataFrame").first
+        canvas.wait_for()
         canvas.scroll_into_view_if_needed()
         box = canvas.bounding_box()
         assert box is not None

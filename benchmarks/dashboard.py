@@ -1,0 +1,220 @@
+"""The dashboard: first useful paint, refresh, and memory a session, in a real browser over a large store.
+
+    python -m benchmarks.dashboard [--engines 100] [--versions 5000000] [--minutes 1440] [--sessions 1,5,20]
+
+One dashboard process and one control plane on a SQLite store of their own; every session is a tab of a headless
+Chromium of its own, signed in by a one-time link. Paint: from the navigation to the list of what needs attention, the
+numbers and the first chart. Refresh: a full run of the Overview, from the click to the end of the run, in one tab while
+the others refresh by themselves. The reads are measured without the dashboard's caches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from benchmarks.deck.databases import sqlite_url
+from benchmarks.deck.seed import seed, seed_losses
+from benchmarks.harness import ROOT, machine, print_table
+from controlplane.auth import Role, issue_token
+from controlplane.store import Store
+from dashboard import control, data
+from dashboard.session import Filters
+
+PAINT_TARGET_S, REFRESH_TARGET_MS, READ_TARGET_MS = 2.0, 500, 500
+PATIENCE_MS = 180_000
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
+WAIT_FOR_RUN = """
+(label) => new Promise((resolve) => {
+  const app = document.querySelector('[data-testid="stApp"]');
+  const button = [...document.querySelectorAll('button')].find((one) => one.innerText.includes(label));
+  let started = performance.now(), ran = false;
+  const watch = new MutationObserver(() => {
+    const state = app.getAttribute('data-test-script-state');
+    if (state === 'running') { ran = true; }
+    if (ran && state === 'notRunning') { watch.disconnect(); resolve(performance.now() - started); }
+  });
+  watch.observe(app, {attributes: true, attributeFilter: ['data-test-script-state']});
+  started = performance.now();
+  button.click();
+})
+"""
+
+
+def reads(engine_minutes: int) -> dict[str, Callable[[], object]]:
+    """What a page reads, by name, each with the arguments of a fleet's page."""
+    return {
+        "engines": lambda: data.engines("viewer"),
+        "findings (every 15 s)": lambda: data.findings("viewer", Filters()),
+        "overview": lambda: data.overview("viewer", None, engine_minutes),
+        "charts": lambda: data.charts("viewer", None, None, engine_minutes),
+        "why not a hit": lambda: data.why_miss("viewer", None, None, engine_minutes),
+        "validations": lambda: data.validations("viewer", None, engine_minutes),
+        "families (every 30 s)": lambda: data.prefix_families("viewer", None, None),
+        "prefixes by bytes": lambda: data.prefixes("viewer", None, None, (), "", "bytes", 200),
+    }
+
+
+def measure_reads(rounds: int) -> list[list[object]]:
+    """Rows of the table: the median and the worst of each read, over 15 minutes and over 24 hours."""
+    lines: list[list[object]] = []
+    for minutes in (15, 24 * 60):
+        for name, read in reads(minutes).items():
+            took = []
+            for _ in range(rounds):
+                data.clear()
+                began = time.perf_counter()
+                read()
+                took.append((time.perf_counter() - began) * 1000)
+            lines.append([f"read {name}, {minutes} min, ms", f"< {READ_TARGET_MS}", _of(took)])
+    return lines
+
+
+def _of(values: list[float]) -> str:
+    return f"{statistics.median(values):,.0f} / {max(values):,.0f}"
+
+
+@contextmanager
+def served(url: str, folder: Path, environment: dict[str, str]) -> Iterator[tuple[str, int]]:
+    """A control plane and a dashboard as processes -> the dashboard's address and its process id."""
+    ports = {name: _free_port() for name in ("KVDECK_API_PORT", "KVDECK_DASHBOARD_PORT")}
+    own = os.environ | environment | {name: str(port) for name, port in ports.items()} | {"PYTHONPATH": str(ROOT)}
+    address = f"http://127.0.0.1:{ports['KVDECK_DASHBOARD_PORT']}"
+    api = [sys.executable, "-m", "controlplane.cli.main", "serve", "--no-link"]
+    pages = [
+        sys.executable,
+        "-m",
+        "dashboard",
+        "--server.address",
+        "127.0.0.1",
+        "--server.port",
+        address.rsplit(":")[-1],
+    ]
+    with (folder / "served.log").open("wb") as log:
+        running = [
+            subprocess.Popen(command, cwd=ROOT, env=own, stdout=log, stderr=subprocess.STDOUT)
+            for command in (api, pages)
+        ]
+        try:
+            _wait(f"http://127.0.0.1:{ports['KVDECK_API_PORT']}/healthz")
+            _wait(f"{address}/_stcore/health")
+            yield address, running[1].pid
+        finally:
+            for process in running:
+                process.terminate()
+            for process in running:
+                process.wait(timeout=60)
+
+
+def measure_sessions(
+    browser: Browser, address: str, pid: int, links: Iterator[str], count: int, rounds: int
+) -> list[list[object]]:
+    """Rows of the table for so many sessions at once; they are closed again."""
+    before = _rss_bytes(pid)
+    pages: list[Page] = []
+    paints: list[float] = []
+    for _ in range(count):
+        page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        began = time.perf_counter()
+        page.goto(f"{address}/?token={next(links)}")
+        page.get_by_text("Needs attention").first.wait_for()
+        page.get_by_test_id("stMetricValue").first.wait_for()
+        page.locator(".js-plotly-plot .main-svg").first.wait_for()
+        paints.append(time.perf_counter() - began)
+        pages.append(page)
+    pages[0].wait_for_timeout(6_000)  # everybody refreshes once
+    buttons = ["Resume" if number % 2 else "Pause" for number in range(rounds)]
+    refreshes = [float(pages[0].evaluate(WAIT_FOR_RUN, button)) for button in buttons]
+    held = (_rss_bytes(pid) - before) / count
+    for page in pages:
+        page.context.close()
+    return [
+        [f"{count} sessions: first useful paint, s", f"< {PAINT_TARGET_S:g}",
+         f"{statistics.median(paints):.2f} / {max(paints):.2f}"],
+        [f"{count} sessions: refresh, ms", f"< {REFRESH_TARGET_MS}", _of(refreshes)],
+        [f"{count} sessions: memory a session, MiB", "-", f"{held / 2**20:,.1f}"],
+    ]  # fmt: skip
+
+
+def _rss_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait(url: str, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if httpx.get(url, timeout=2, trust_env=False).status_code == 200:
+                return
+        except httpx.HTTPError:
+            time.sleep(0.2)
+    raise SystemExit(f"{url} did not answer within {seconds:.0f} s")
+
+
+def _links(store: Store, count: int) -> Iterator[str]:
+    with store.write() as session:
+        hour = dt.timedelta(hours=1)
+        return iter([issue_token(session, "bench", Role.OPERATOR, ttl=hour, one_time=True) for _ in range(count)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--engines", type=int, default=100)
+    parser.add_argument("--versions", type=int, default=5_000_000, help="rows of history; a prefix has 25")
+    parser.add_argument("--minutes", type=int, default=24 * 60, help="of rollups; a day of 100 engines takes a while")
+    parser.add_argument("--sessions", default="1,5,20", help="how many at once, comma-separated; empty: reads alone")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="where the store lies; 5 GB at the default size")
+    a = parser.parse_args()
+    chromium = shutil.which("chromium")
+    if a.sessions and not chromium:
+        raise SystemExit("Chromium is not installed: install the package 'chromium', or give --sessions ''")
+    with sqlite_url(a.folder) as url:
+        folder = Path(url.removeprefix("sqlite:///")).parent
+        environment = {"KVDECK_DATABASE_URL": url, "KVDECK_DATA_DIR": str(folder)}
+        environment |= {"KVDECK_ENGINE_STALE_SECONDS": "86400", "KVDECK_ENGINE_UNREACHABLE_SECONDS": "90000"}
+        os.environ.update(environment)
+        control.settings.cache_clear()
+        store, began = Store(url), time.monotonic()
+        seed(store, a.versions, a.engines, a.minutes)
+        seed_losses(store, a.engines, a.minutes)
+        size = Path(url.removeprefix("sqlite:///")).stat().st_size / 2**30
+        seeded = f"seeded in {time.monotonic() - began:.0f} s, {size:.2f} GiB"
+        print(f"{a.versions:,} versions of {a.engines} engines {seeded}", file=sys.stderr, flush=True)
+        lines = measure_reads(a.rounds)
+        counts = [int(count) for count in a.sessions.split(",") if count]
+        if counts:
+            links = _links(store, sum(counts))
+            with served(url, folder, environment) as (address, pid), sync_playwright() as playwright:
+                browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
+                for count in counts:
+                    lines += measure_sessions(browser, address, pid, links, count, a.rounds)
+                browser.close()
+        store.dispose()
+    columns = [("what", str), ("target", str), ("median / worst", str)]
+    title = f"dashboard, {a.engines} engines, {a.versions:,} versions, {a.minutes:,} minutes of rollups; {machine()}"
+    print_table(title, columns, lines)
+
+
+if __name__ == "__main__":
+    main()
