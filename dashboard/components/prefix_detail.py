@@ -70,8 +70,8 @@ def _held_by_whom(row: PrefixView) -> None:
     stats = next((engine.view.stats for engine in engines if engine.view.id == row.engine_id), {})
     labels = " ".join(f"`{name}={value}`" for name, value in sorted(row.labels.items())) or "no labels"
     st.caption(
-        f"Namespace **{row.namespace}** · {labels} · life {row.life} began {moment_text(row.created_at)} UTC · its engine "
-        f"has {count_text(stats.get('leases'))} leases on all its prefixes"
+        f"Namespace **{row.namespace}** · {labels} · life {row.life} began {moment_text(row.created_at)} UTC · "
+        f"its engine has {count_text(stats.get('leases'))} leases on all its prefixes"
     )
 
 
