@@ -88,7 +88,7 @@ def show(
     known = (about or {}).get("parameters", ())
     now = policy["parameters"]
     rows = ((one["name"], _value(now.get(one["name"])), one["allowed"], one["meaning"]) for one in known)
-    show_table("Parameters", ("parameter", "value", "allowed", "reason"), rows)
+    show_table("Parameters", ("parameter", "value", "allowed", "meaning"), rows)
     show_table("Newest decisions", RUN_COLUMNS, (_run_row(row, row["engine_id"]) for row in policy["runs"]))
 
 
@@ -103,7 +103,7 @@ def kinds(
         return
     for kind in found:
         rows = ((one["name"], _value(one["default"]), one["allowed"], one["meaning"]) for one in kind["parameters"])
-        show_table(f"{kind['kind']}: {kind['does']}", ("parameter", "default", "allowed", "reason"), rows)
+        show_table(f"{kind['kind']}: {kind['does']}", ("parameter", "default", "allowed", "meaning"), rows)
 
 
 def add(

@@ -65,7 +65,7 @@ DEFAULT_RULES = (
     AlertRule(
         name="disk_breaker_open",
         title="A tier's circuit breaker is open",
-        unit="(0 closed, 1 half open, 2 open)",
+        unit="where 0 is closed, 1 half open and 2 open",
         kind="gauge",
         expression=Gauge(metric="kvcache.tier.breaker"),
         limits=_limits(1, 0, 0),
