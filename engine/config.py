@@ -83,6 +83,7 @@ class EngineConfig:
     curve_namespaces: int = 16  # so many have a curve of their own, first come; the others share one
     lost_memory_bytes: int = 4 * MIB  # remembers what left, to tell the evicted from the new; 0: all of it is new
     dashboard_url: str = ""  # the dashboard's address; spans of prefixes and commands then say where it shows them
+    group: str = ""  # the engines it is steered with; operators may say otherwise later
     labels: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -93,8 +94,15 @@ class EngineConfig:
             self._positive("slab_bytes")
         self._not_negative("host_bytes", "disk_bytes", "checkpoint_every_tokens", "lost_memory_bytes")
         check_curve(self.curve_samples, self.curve_namespaces)
-        for name in ("lease_s", "restore_timeout_s", "persist_s", "prefill_tokens_per_s", "scrub_bytes_per_s",
-                     "bulk_prefixes_per_s", "bulk_bytes_per_s"):
+        for name in (
+            "lease_s",
+            "restore_timeout_s",
+            "persist_s",
+            "prefill_tokens_per_s",
+            "scrub_bytes_per_s",
+            "bulk_prefixes_per_s",
+            "bulk_bytes_per_s",
+        ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be above 0")
         for name in ("max_logit_error", "max_kl"):

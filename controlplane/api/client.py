@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import httpx
 
 from controlplane.api.client_rules import RuleCalls
+from controlplane.api.client_steering import SteeringCalls, Unreachable
 from controlplane.errors import (
     BadRequest,
     Conflict,
@@ -22,6 +22,7 @@ from controlplane.errors import (
 )
 
 Json = dict[str, Any]
+__all__ = ["ControlPlaneClient", "Unreachable"]
 BY_STATUS: Mapping[int, type[ControlPlaneError]] = {
     400: BadRequest,
     401: Unauthorised,
@@ -33,13 +34,7 @@ BY_STATUS: Mapping[int, type[ControlPlaneError]] = {
 }
 
 
-class Unreachable(ControlPlaneError):
-    """No control plane answers at this address."""
-
-    status = 503
-
-
-class ControlPlaneClient(RuleCalls):
+class ControlPlaneClient(RuleCalls, SteeringCalls):
     """One caller's line to the control plane. Methods raise ControlPlaneErrors: the server's own, or Unreachable.
 
     Times in answers are RFC 3339 texts in UTC.
@@ -121,18 +116,6 @@ class ControlPlaneClient(RuleCalls):
         """A metric over time, by `engine` and `since`."""
         return self.get("/v1/series", name=name, **filters)
 
-    def desired(self, **filters: Any) -> Any:
-        """Revisions of desired state."""
-        return self.get("/v1/desired", **filters)
-
-    def commands(self, **filters: Any) -> Any:
-        """Commands, newest first."""
-        return self.get("/v1/commands", **filters)
-
-    def command(self, command_id: str) -> Json:
-        """One command with its progress and outcome."""
-        return _document(self.get(f"/v1/commands/{command_id}"))
-
     def whatif(self, **asked: Any) -> Json:
         """The curve of an `engine`, and what a cap would bring: `namespace`, `cap_prefixes`, `cap_bytes`."""
         return _document(self.get("/v1/whatif", **asked))
@@ -150,57 +133,6 @@ class ControlPlaneClient(RuleCalls):
     def redeem(self, one_time_token: str) -> Json:
         """Spends a one-time link -> `{role, name, session_token}`."""
         return _document(self._call("POST", "/v1/session", json={"token": one_time_token}))
-
-    def submit(
-        self,
-        engine: str,
-        kind: str,
-        arguments: Mapping[str, Any],
-        *,
-        reason: str,
-        expires_seconds: int | None = None,
-        idempotency_key: str | None = None,
-        traceparent: str | None = None,
-    ) -> Json:
-        """Sends a command. Without a key of your own, a lost answer is tried again under one key, so it stays one."""
-        body: Json = {
-            "engine": engine,
-            "kind": kind,
-            "arguments": dict(arguments),
-            "reason": reason,
-            "idempotency_key": idempotency_key or secrets.token_hex(16),
-        }
-        if expires_seconds is not None:
-            body["expires_s"] = expires_seconds
-        try:
-            return self._post("/v1/commands", body, traceparent)
-        except Unreachable:
-            return self._post("/v1/commands", body, traceparent)
-
-    def preview(self, engine: str, kind: str, arguments: Mapping[str, Any]) -> Json:
-        """The blast radius of a command."""
-        return self._post("/v1/commands/preview", {"engine": engine, "kind": kind, "arguments": dict(arguments)})
-
-    def cancel(self, command_id: str, *, reason: str) -> Json:
-        """Stops a command no engine has taken yet."""
-        return self._post(f"/v1/commands/{command_id}/cancel", {"reason": reason})
-
-    def set_desired(
-        self,
-        changes: Mapping[str, Any],
-        *,
-        reason: str,
-        engine: str | None = None,
-        expect_revision: int | None = None,
-        traceparent: str | None = None,
-    ) -> Json:
-        """Changes caps, mode or knobs -> `{revision, document, diff}`."""
-        body = {"engine": engine, "changes": dict(changes), "reason": reason, "expect_revision": expect_revision}
-        return self._post("/v1/desired", body, traceparent)
-
-    def rollback(self, revision: int, *, reason: str) -> Json:
-        """Makes an earlier revision's document the newest."""
-        return self._post("/v1/desired/rollback", {"revision": revision, "reason": reason})
 
     # The line itself
 

@@ -11,6 +11,7 @@ from sqlalchemy import text
 from controlplane.api.security import SettingsOf, StoreOf, Viewer
 from controlplane.clock import utc_now
 from controlplane.errors import BadRequest
+from controlplane.steering import desired as steered
 from controlplane.store import queries
 from controlplane.store.queries import TimeRange
 
@@ -76,12 +77,18 @@ def prefixes(
     search: str = "",
     id_start: str = "",
     pinned: bool | None = None,
+    label: Annotated[str, Query(description="NAME or NAME=VALUE.")] = "",
     order: str = "served",
     limit: Limit = 100,
     offset: Annotated[int, Query(ge=0, le=FARTHEST_OFFSET)] = 0,
 ) -> queries.PrefixPage:
-    """Prefixes that match; without `state`, all but the evicted ones."""
+    """Prefixes that match; without `state`, all but the evicted ones. 404 for an engine or namespace there is not."""
+    name, has_value, value = label.partition("=")
     with store.read() as session:
+        if engine is not None:
+            steered.require_engine(session, engine)
+        if namespace is not None:
+            queries.require_namespace(session, namespace)
         return queries.list_prefixes(
             session,
             engine_id=engine,
@@ -90,6 +97,7 @@ def prefixes(
             search=search,
             id_start=id_start,
             pinned=pinned,
+            label=(name, value if has_value else None) if label else None,
             order=order,
             limit=limit,
             offset=offset,
@@ -162,11 +170,12 @@ def marks(
 
 @router.get("/v1/desired")
 def desired(
-    _caller: Viewer, store: StoreOf, engine: str | None = None, limit: Limit = 100
+    _caller: Viewer, store: StoreOf, engine: str | None = None, group: str | None = None, limit: Limit = 100
 ) -> list[queries.DesiredView]:
-    """Revisions of desired state, newest first."""
+    """Revisions of desired state, newest first; of one engine or group, with those of wider scopes that reach it."""
     with store.read() as session:
-        return queries.list_desired(session, engine, limit=limit)
+        steered.check_scope(session, steered.Scope(engine_id=engine, group=group))
+        return queries.list_desired(session, engine, group=group, limit=limit)
 
 
 @router.get("/v1/commands")
@@ -176,11 +185,14 @@ def commands(
     engine: str | None = None,
     status: Annotated[list[str] | None, Query()] = None,
     kind: str = "",
+    batch: str = "",
     limit: Limit = 100,
 ) -> list[queries.CommandView]:
     """Commands, newest first."""
     with store.read() as session:
-        return queries.list_commands(session, engine, statuses=status or (), kind=kind, limit=limit)
+        if engine is not None:
+            steered.require_engine(session, engine)
+        return queries.list_commands(session, engine, statuses=status or (), kind=kind, batch_id=batch, limit=limit)
 
 
 @router.get("/v1/commands/{command_id}")

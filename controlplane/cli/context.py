@@ -22,7 +22,7 @@ DEFAULT_DATA_DIR = Path("var")
 DEFAULT_URL = "http://127.0.0.1:8410"
 OPERATOR_TOKEN = "operator.token"
 DECK = "deck.json"  # the ports of the `up` that runs, for the other verbs
-LONG_COLUMNS = frozenset({"why", "meaning", "summary", "outcome", "document", "reason", "namespace", "model"})
+LONG_COLUMNS = frozenset({"why", "meaning", "summary", "outcome", "document", "reason", "namespace", "model", "labels"})
 SHORT_ID = 16
 
 Url = Annotated[str, typer.Option("--url", envvar="KVDECK_URL", help="The control plane.")]

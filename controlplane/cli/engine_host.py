@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -16,6 +16,7 @@ import typer
 
 from controlplane.cli.context import DEFAULT_DATA_DIR
 from controlplane.cli.exits import ERR, CliError, Exit, show_error
+from controlplane.cli.groups import labels_of
 
 if TYPE_CHECKING:
     from engine import CacheEngine
@@ -50,6 +51,8 @@ class HostConfig:
     rate_per_s: float
     seed: int
     allow_faults: bool
+    group: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 def engine(
@@ -75,6 +78,8 @@ def engine(
     allow_faults: Annotated[
         bool, typer.Option("--allow-faults", help="Take the command `fault` from admins, for game days.")
     ] = False,
+    group: Annotated[str, typer.Option(envvar="KVDECK_ENGINE_GROUP", help="The group this engine is in.")] = "",
+    labels: Annotated[list[str] | None, typer.Option("--label", "-l", help="NAME=VALUE; may be repeated.")] = None,
 ) -> None:
     """Run one engine host until SIGTERM or Ctrl-C. Prefixes on disk are kept for the next start.
 
@@ -97,6 +102,8 @@ def engine(
         rate_per_s=rate,
         seed=seed,
         allow_faults=allow_faults,
+        group=group,
+        labels={name: value or "" for name, value in labels_of(labels or []).items()},
     )
     try:
         run_host(config)
@@ -152,6 +159,8 @@ def _opened(config: HostConfig) -> AbstractContextManager[CacheEngine]:
         data_dir=config.data_dir if config.disk_mib else None,
         codec=config.codec,
         persist_s=PERSIST_S,
+        group=config.group,
+        labels=dict(config.labels),
     )
     spec = preset(config.spec)
     faults = Drill(seed=config.seed) if config.allow_faults else None

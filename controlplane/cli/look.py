@@ -41,8 +41,8 @@ def status(
     if as_json:
         show_json({"engines": engines, "overview": overview, "firing": alerts})
         return
-    columns = ("engine", "health", "sync", "mode", "prefixes", "gpu live", "usable", "last seen", "model")
-    show_table("Engines", columns, (_engine_row(engine) for engine in engines))
+    columns = ("engine", "group", "health", "sync", "desired", "observed", "mode", "prefixes", "gpu live", "usable")
+    show_table("Engines", (*columns, "last seen", "labels", "model"), (_engine_row(engine) for engine in engines))
     if shares := [row for engine in engines for row in _namespace_rows(engine)]:
         named = ("engine", "namespace", "gpu live", "guaranteed", "max", "prefixes", "max prefixes")
         show_table("Capped namespaces", named, shares)
@@ -57,15 +57,24 @@ def _engine_row(engine: dict[str, Any]) -> tuple[Any, ...]:
     prompt, usable = stats.get("prompt_tokens", 0), stats.get("usable_tokens", 0)
     return (
         engine["id"],
+        engine["group"] or "-",
         engine["health"],
         engine["sync"],
+        engine["desired_revision"],
+        engine["observed_revision"],
         engine["observed"].get("mode"),
         sum(stats.get("prefixes", {}).values()),
         as_bytes(stats.get("tiers", {}).get("gpu", {}).get("live_bytes")),
         f"{usable / prompt:.1%}" if prompt else "-",
         f"{engine['last_seen_seconds']:.0f} s ago",
+        labels_text(engine["labels"]),
         engine["model"],
     )
+
+
+def labels_text(labels: dict[str, Any]) -> str:
+    """Labels as people read and type them."""
+    return " ".join(f"{name}={value}" for name, value in sorted(labels.items())) or "-"
 
 
 def _namespace_rows(engine: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -92,6 +101,7 @@ def prefixes(
     engine: EngineOption = "",
     state: Annotated[str, typer.Option(help="FULL, PARTIAL_OFFLOAD, APPROXIMATE, QUARANTINED...")] = "",
     namespace: Annotated[str, typer.Option(help="Only this namespace.")] = "",
+    label: Annotated[str, typer.Option("--label", "-l", help="With this label: NAME or NAME=VALUE.")] = "",
     search: Annotated[str, typer.Option(help="The beginning of an id.")] = "",
     order: Annotated[str, typer.Option(help="served, or what the API offers.")] = "served",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many.")] = 20,
@@ -106,6 +116,7 @@ def prefixes(
             engine=engine or None,
             state=state or None,
             namespace=namespace or None,
+            label=label or None,
             search=search or None,
             order=order,
             limit=limit,
@@ -113,18 +124,16 @@ def prefixes(
     if as_json:
         show_json(page)
         return
-    columns = ("prefix", "state", "tokens", "gpu", "host", "disk", "served", "pinned", "namespace", "engine")
+    columns = ("prefix", "engine", "state", "tokens", "gpu", "host", "disk", "served tokens", "pinned", "namespace")
     rows = [_prefix_row(prefix) for prefix in page["rows"]]
-    shown = len(columns) if len({row[-1] for row in rows}) > 1 else len(columns) - 1  # one engine needs no column
-    title = f"Prefixes ({len(rows)} of {page['total']})"
-    show_table(title, columns[:shown], (row[:shown] for row in rows))
+    show_table(f"Prefixes ({len(rows)} of {page['total']})", (*columns, "labels"), rows)
 
 
 def _prefix_row(prefix: dict[str, Any]) -> tuple[Any, ...]:
     held = (as_bytes(prefix["gpu_bytes"]), as_bytes(prefix["host_bytes"]), as_bytes(prefix["disk_bytes"]))
-    names = (prefix["prefix_id"][:SHORT_ID], prefix["state"], prefix["tokens"])
+    names = (prefix["prefix_id"][:SHORT_ID], prefix["engine_id"], prefix["state"], prefix["tokens"])
     use = (prefix["tokens_served"], prefix["pinned"], prefix["namespace"])
-    return (*names, *held, *use, prefix["engine_id"])
+    return (*names, *held, *use, labels_text(prefix["labels"]))
 
 
 def full_id(client: ControlPlaneClient, engine: str, start: str) -> str:

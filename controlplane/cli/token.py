@@ -59,6 +59,9 @@ def create(
     name: Annotated[str, typer.Argument(help="Whose it is; shown in the audit.")],
     role: RoleOption = RoleWord.VIEWER,
     lasts: Annotated[str, typer.Option("--for", help="How long: 12h, 30d; empty: until revoked.")] = "",
+    engine: Annotated[
+        str, typer.Option(help="Role engine: whom it speaks for; left out: the first that registers; * for any.")
+    ] = "",
     data_dir: DataDir = DEFAULT_DATA_DIR,
     as_json: AsJson = False,
 ) -> None:
@@ -66,7 +69,7 @@ def create(
     ttl = dt.timedelta(seconds=parse_seconds(lasts)) if lasts else None
     store = _open(settings_for(data_dir))
     with store.write() as session:
-        secret = issue_token(session, name, Role.parse(role.value), ttl=ttl)
+        secret = issue_token(session, name, Role.parse(role.value), ttl=ttl, engine_id=engine or None)
         audit.record(session, local_principal(), "create_token", name, f"role {role.value}")
     store.dispose()
     show_json({"name": name, "role": role.value, "token": secret}) if as_json else typer.echo(secret)
@@ -81,7 +84,7 @@ def list_tokens(data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False) -
     if as_json:
         show_json(rows)
         return
-    columns = ("id", "name", "role", "created_at", "expires_at", "used_at", "one_time", "state")
+    columns = ("id", "name", "role", "engine", "created_at", "expires_at", "used_at", "one_time", "state")
     times = ("created_at", "expires_at", "used_at")
     cells = ([as_time(row[name]) if name in times else row[name] for name in columns] for row in rows)
     show_table("Tokens", columns, cells)
@@ -141,6 +144,7 @@ def _view(token: Token) -> dict[str, Any]:
         "id": token.id,
         "name": token.name,
         "role": token.role,
+        "engine": token.engine_id,
         "created_at": token.created_at.isoformat(),
         "expires_at": token.expires_at.isoformat() if token.expires_at else None,
         "used_at": token.used_at.isoformat() if token.used_at else None,

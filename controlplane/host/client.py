@@ -7,6 +7,10 @@ from typing import Any
 
 import httpx
 
+from engine.errors import ConfigError
+
+EXAMPLE = "http://127.0.0.1:8410"
+
 
 class CallFailed(Exception):
     """A call had no good answer. `status` is the HTTP status, None when the control plane could not be reached."""
@@ -25,6 +29,20 @@ class CallFailed(Exception):
     def is_final(self) -> bool:
         """Whether the same call again would have the same answer."""
         return self.status is not None and 400 <= self.status < 500 and self.status not in (401, 403, 408, 429)
+
+
+def check_address(url: str, token: str) -> None:
+    """Raises ConfigError for an address or a token with which no call could ever be made; before anything is built."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"the control plane's address {url!r} is no address ({error}); e.g. {EXAMPLE}") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigError(f"the control plane's address is {url!r}; it must be like {EXAMPLE}")
+    if not token:
+        raise ConfigError("the engine has no token for its control plane; `kvdeck token create NAME --role engine`")
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError("the engine's token has characters that no token has; was it copied whole, and only it?")
 
 
 class AgentClient:
@@ -77,10 +95,11 @@ class AgentClient:
         try:
             answer = self._http.request(method, self._base + path, **how)
         except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: closed under the call
-            raise CallFailed(f"{type(error).__name__}: {error}") from error
+            raise CallFailed(f"{type(error).__name__} at {self._base}: {error}") from error
         if answer.status_code >= 400:
             error_body = _error_of(answer)
-            message = f"{answer.status_code}: {error_body.get('message', answer.text[:200])}"
+            said = error_body.get("message") or f"{self._base} is answered by something that is no kvdeck"
+            message = f"{answer.status_code}: {said} {error_body.get('hint', '')}".rstrip()
             raise CallFailed(message, answer.status_code, str(error_body.get("code", "")))
         try:
             body: dict[str, Any] = answer.json()

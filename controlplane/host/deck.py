@@ -9,7 +9,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from controlplane.host.agent import Agent
+from controlplane.host.agent import Agent, AgentOptions
+from controlplane.host.client import check_address
 from controlplane.host.export import build_export
 from controlplane.settings import VoiceSettings
 from engine import CacheEngine, EngineConfig, ModelSpec
@@ -36,6 +37,8 @@ def engine_on_deck(
     temporary one. `faults` are the engine's: none unless somebody asked for them. Raises what `CacheEngine` raises, and
     SettingsError.
     """
+    if url:
+        check_address(url, token)
     with ExitStack() as parts:
         kept = folder or settings.data_dir or Path(parts.enter_context(tempfile.TemporaryDirectory()))
         kept.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -56,7 +59,8 @@ def engine_on_deck(
         )
         parts.callback(engine.close)  # its last transitions are spans: before the exporters, after the agent
         if url:
-            agent = Agent(engine, url=url, token=token, data_dir=kept)
+            place = AgentOptions(group=settings.group, labels=settings.labels)
+            agent = Agent(engine, url=url, token=token, data_dir=kept, options=place)
             agent.start()
             parts.callback(agent.stop)
         yield engine

@@ -36,6 +36,7 @@ from controlplane.store.queries_prefixes import (
     list_gaps,
     list_prefixes,
     list_versions,
+    require_namespace,
 )
 from controlplane.store.queries_series import SERIES, Series, SeriesPoint, bucket_quantile, series
 from controlplane.store.queries_steering import (
@@ -111,6 +112,7 @@ __all__ = [
     "overview",
     "recovery_failures",
     "request_minutes",
+    "require_namespace",
     "series",
     "validation_counts",
     "validation_minutes",

@@ -182,6 +182,14 @@ def list_prefixes(
     return PrefixPage(total=total, rows=_views(session, session.scalars(query).all()))
 
 
+def require_namespace(session: Session, namespace: str) -> None:
+    """Raises NotFound for a namespace that no prefix was ever of, naming some there are."""
+    if session.scalar(select(Prefix.prefix_id).where(Prefix.namespace == namespace).limit(1)) is None:
+        some = session.scalars(select(Prefix.namespace).distinct().order_by(Prefix.namespace).limit(10)).all()
+        known = ", ".join(some) or "none yet"
+        raise NotFound("namespace_unknown", f"There is no namespace {namespace!r}.", f"There are: {known}.")
+
+
 def get_prefix(session: Session, engine_id: str, prefix_id: str) -> PrefixDetail:
     """All that is known of one prefix. Raises NotFound."""
     row = session.scalar(select(Prefix).where(*_present(engine_id), Prefix.prefix_id == prefix_id))
