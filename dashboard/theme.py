@@ -78,13 +78,14 @@ SYNC = {
     "behind": Look(label="behind", color=ORANGE, symbol="◔", help="it has not applied the newest revision yet"),
     "refused": Look(label="refused", color=VERMILLION, symbol="✖", help="it refuses part of the revision"),
 }
-MODES = ("normal", "no_disk", "resident_only", "full_only", "bypass")
+MODES = ("normal", "no_disk", "resident_only", "full_only", "bypass", "drain")
 MODE_HELP = {
     "normal": "everything a plan allows",
     "no_disk": "skips restores from disk",
     "resident_only": "skips host restores too",
     "full_only": "no coded or approximate KV",
     "bypass": "no reuse: always right, never fast",
+    "drain": "no reuse and no commits: out of service",
 }
 VALIDATIONS = ("compressed_complete", "tail_intact", "window_fresh", "indexer_synced", "disk_reloaded")
 MARKS = {

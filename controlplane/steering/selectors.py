@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from controlplane.errors import BadRequest, Conflict
 from controlplane.steering.command_kinds import KINDS, MOST_PREFIXES, check_arguments
 from controlplane.store.models import Prefix
-from controlplane.store.queries_prefixes import has_label
+from controlplane.store.queries_prefixes import has_label, require_namespace
 from controlplane.store.query_types import STATES
 
 DEFAULT_LIMIT = 1000
@@ -110,13 +110,17 @@ def select_prefixes(
     selector: Selector,
     now: dt.datetime,
 ) -> Selection:
-    """Chooses on one engine. Reads at most MOST_LOOKED_AT rows; raises BadRequest for a kind that takes no prefixes."""
+    """Chooses on one engine. Reads at most MOST_LOOKED_AT rows; raises BadRequest for a kind that takes no prefixes,
+    NotFound for a namespace that there never was."""
     rule = KINDS.get(kind)
     if rule is None or rule.acts_on is None:
-        check_arguments(kind, {} if rule is None else {"prefix_ids": []})  # says so, in its own words
+        if rule is None:
+            check_arguments(kind, {})  # says which there are
         raise BadRequest("selector_unfit", f"{kind} acts on no single prefixes.", "Leave the selector out.")
     if "prefix_ids" in arguments:
         raise BadRequest("selector_twice", "Ids and a selector were given.", "Give one of them.")
+    if selector.namespace is not None:
+        require_namespace(session, selector.namespace)
     conditions = _conditions(engine_id, selector, now)
     matched = session.scalar(select(func.count()).select_from(Prefix).where(*conditions)) or 0
     last_use = func.coalesce(Prefix.served_at, Prefix.changed_at)

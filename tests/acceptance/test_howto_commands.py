@@ -21,7 +21,7 @@ LINES = [line for block in BLOCKS for line in block.strip().splitlines()]
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     with Up(tmp_path_factory.mktemp("deck") / "var", "--no-dashboard") as running:
         wait_for(lambda: len(prefixes(running)) > 30, "prefixes")
-        for name in [row["name"] for row in answer(running, "policy", "list")]:
+        for name in [row["name"] for row in answer(running, "policy", "list")["policies"]]:
             running.kvdeck("policy", "pause", name)  # the page is about what people do
         yield running
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import uvicorn
 from databases import Database, free_port
+from sqlalchemy import update
 
 from controlplane.api.app import create_app
 from controlplane.api.client import ControlPlaneClient
-from controlplane.auth import Principal, Role, issue_token
+from controlplane.auth import ANY_ENGINE, Principal, Role, issue_token
 from controlplane.host.agent import Agent, AgentOptions
 from controlplane.ingest.engines import register_engine
 from controlplane.settings import Settings
@@ -24,7 +25,7 @@ from controlplane.steering import commands
 from controlplane.steering.deed import Deed
 from controlplane.steering.scheduler import Scheduler
 from controlplane.store import Store, upgrade
-from controlplane.store.models import Engine, MetricPoint, Prefix
+from controlplane.store.models import Engine, MetricPoint, Prefix, Token
 from engine.errors import ConfigError, EngineError
 
 OPERATOR = Principal("test-operator", Role.OPERATOR)
@@ -172,6 +173,8 @@ class Deck:
         self.store = Store(self.settings.database_url)
         with self.store.write() as session:
             self.tokens = {role: issue_token(session, f"test-{role.word}", role, ttl=None) for role in Role}
+            # One token for all engines of a test; a host of its own has one of its own.
+            session.execute(update(Token).where(Token.role == "engine").values(engine_id=ANY_ENGINE))
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
