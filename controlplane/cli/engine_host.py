@@ -17,6 +17,7 @@ import typer
 from controlplane.cli.context import DEFAULT_DATA_DIR
 from controlplane.cli.exits import ERR, CliError, Exit, show_error
 from controlplane.cli.groups import labels_of
+from controlplane.settings import read_secret
 
 if TYPE_CHECKING:
     from engine import CacheEngine
@@ -63,6 +64,9 @@ def engine(
     token: Annotated[
         str, typer.Option(envvar="KVDECK_ENGINE_TOKEN", help="Token of role engine; better in the variable.")
     ] = "",
+    token_file: Annotated[
+        str, typer.Option(envvar="KVDECK_ENGINE_TOKEN_FILE", help="A file with that token in it.", show_default="none")
+    ] = "",
     data_dir: Annotated[
         Path, typer.Option(help="Folder of the disk tier and of what the agent remembers; one engine a folder.")
     ] = DEFAULT_FOLDER,
@@ -90,7 +94,7 @@ def engine(
     config = HostConfig(
         engine_id=engine_id,
         url=url,
-        token=token,
+        token=token or (read_secret("KVDECK_ENGINE_TOKEN_FILE", token_file) if token_file else ""),
         data_dir=data_dir,
         spec=spec,
         device=device,

@@ -22,6 +22,7 @@ from controlplane.cli import (
     quarantine,
     replay,
     serve,
+    setup,
     spec,
     steer,
     token,
@@ -43,6 +44,7 @@ app = typer.Typer(
 for module in (
     up,
     serve,
+    setup,
     look,
     top,
     explain,

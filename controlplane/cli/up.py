@@ -21,15 +21,16 @@ import httpx
 import typer
 
 from controlplane.api.client import ControlPlaneClient
-from controlplane.auth import Role, authenticate, issue_token
+from controlplane.auth import Role
 from controlplane.cli.children import Child, stop_together
-from controlplane.cli.context import DECK, DEFAULT_DATA_DIR, OPERATOR_TOKEN, DataDir, read_token, settings_for
+from controlplane.cli.context import DECK, DEFAULT_DATA_DIR, OPERATOR_TOKEN, DataDir, settings_for
 from controlplane.cli.exits import ERR, OUT, CliError, show_error
 from controlplane.cli.ports import require_free
 from controlplane.cli.serve import ApiPort, DashboardPort, Host, environment_of
+from controlplane.cli.setup import standing_token
 from controlplane.cli.token import one_time_link
 from controlplane.clock import utc_now
-from controlplane.errors import ControlPlaneError, Unauthorised
+from controlplane.errors import ControlPlaneError
 from controlplane.settings import Settings
 from controlplane.store.session import Store
 
@@ -157,29 +158,12 @@ def _prepare(settings: Settings) -> dict[str, str]:
     store = Store(settings.database_url)
     try:
         return {
-            "operator": _standing_token(store, settings.data_dir / OPERATOR_TOKEN, "operator", Role.OPERATOR),
-            "engine": _standing_token(store, settings.data_dir / ENGINE_TOKEN, "engine", Role.ENGINE),
+            "operator": standing_token(store, settings.data_dir / OPERATOR_TOKEN, "operator", Role.OPERATOR),
+            "engine": standing_token(store, settings.data_dir / ENGINE_TOKEN, "engine", Role.ENGINE),
             "link": one_time_link(store, settings),
         }
     finally:
         store.dispose()
-
-
-def _standing_token(store: Store, path: Path, name: str, role: Role) -> str:
-    """The secret in the file, if it still holds; else a new one, readable by this user alone."""
-    secret = read_token(path)
-    with store.write() as session:
-        if secret:
-            try:
-                if authenticate(session, secret).role is role:
-                    return secret
-            except Unauthorised:
-                pass  # revoked, or of another database: a new one is made below
-        secret = issue_token(session, name, role, ttl=None)
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(secret + "\n")
-    return secret
 
 
 def _parts(
