@@ -24,6 +24,7 @@ from controlplane.cli.context import (
 from controlplane.cli.exits import OUT, CliError, Exit
 
 FULL_ID = 32
+SKEW_SHOWN_SECONDS = 1.0
 
 
 def register(app: typer.Typer) -> None:
@@ -50,6 +51,9 @@ def status(
     for engine in engines:
         if engine["observed"].get("error"):
             OUT.print(f"{engine['id']} refused: {engine['observed']['error']}", markup=False)
+        if abs(ahead := engine.get("clock_ahead_seconds") or 0.0) >= SKEW_SHOWN_SECONDS:
+            word = "ahead of" if ahead > 0 else "behind"
+            OUT.print(f"{engine['id']}: its clock is {abs(ahead):,.1f} s {word} ours", markup=False)
 
 
 def _engine_row(engine: dict[str, Any]) -> tuple[Any, ...]:

@@ -222,6 +222,7 @@ class Agent:
                 "observed_revision": self._seen_revision,
                 "observed": self._observed(),
                 "stats": self._engine.stats(),
+                "sent_at": dt.datetime.now(dt.UTC).isoformat(),
             }
         )
 

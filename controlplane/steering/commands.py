@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import ColumnElement, and_, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 
 from controlplane.auth import Role
@@ -35,10 +35,12 @@ from controlplane.steering.command_states import (
 )
 from controlplane.steering.deed import Deed
 from controlplane.steering.leader import newest_epoch
+from controlplane.store.columns import UtcMicros
 from controlplane.store.models import Command, Engine, Prefix
 
 __all__ = [
     "DEFAULT_EXPIRY_SECONDS",
+    "DUE",
     "LIVE",
     "PENDING",
     "SILENT_AFTER",
@@ -49,7 +51,7 @@ __all__ = [
     "Report",
     "ask_to_foresee",
     "cancel",
-    "count_waiting",
+    "due",
     "expire_overdue",
     "get",
     "report",
@@ -223,22 +225,26 @@ def get(session: Session, command_id: str) -> Command:
     return command
 
 
-def _due(engine_id: str, now: dt.datetime) -> Any:
-    taken = Command.status.in_((DELIVERED, RUNNING))
-    unheard = taken & (Command.delivered_at <= now - REDELIVER_AFTER)
+def _is_due() -> ColumnElement[bool]:
+    taken = Command.status != PENDING
+    unheard = taken & (Command.delivered_at <= bindparam("unheard_since", type_=UtcMicros))
     unwanted = taken & (Command.delivered_at <= Command.cancel_requested_at)  # since it was handed out
-    in_time = Command.expires_at > now
-    return (
-        select(Command)
-        .where(Command.engine_id == engine_id, or_(in_time & (Command.status == PENDING), in_time & unheard, unwanted))
-        .order_by(Command.created_at, Command.id)
-        .limit(MOST_DELIVERED_AT_ONCE)
-    )
+    in_time = Command.expires_at > bindparam("now", type_=UtcMicros)
+    live = or_(*(Command.status == status for status in (PENDING, DELIVERED, RUNNING)))
+    mine = Command.engine_id == bindparam("engine_id")
+    return and_(mine, live, or_(in_time & (Command.status == PENDING), in_time & unheard, unwanted))
 
 
-def count_waiting(session: Session, engine_id: str, now: dt.datetime) -> int:
-    """How many commands `take_waiting` would hand out, at most its bound. Needs a read session only."""
-    return len(session.scalars(_due(engine_id, now)).all())
+DUE = _is_due()
+"""Whether `take_waiting` would hand a command out. Its parameters are `due(engine_id, now)`."""
+
+
+def due(engine_id: str, now: dt.datetime) -> dict[str, Any]:
+    """The parameters of DUE."""
+    return {"engine_id": engine_id, "now": now, "unheard_since": now - REDELIVER_AFTER}
+
+
+_TAKE = select(Command).where(DUE).order_by(Command.created_at, Command.id).limit(MOST_DELIVERED_AT_ONCE)
 
 
 def take_waiting(session: Session, engine_id: str, now: dt.datetime) -> Sequence[Command]:
@@ -247,7 +253,7 @@ def take_waiting(session: Session, engine_id: str, now: dt.datetime) -> Sequence
     A delivered or running one that is unheard of for 15 seconds is handed out again: its answer, or the agent, was
     lost. One that somebody wants cancelled is handed out again to say so. `delivered_at` is the newest delivery.
     """
-    commands: Sequence[Command] = session.scalars(_due(engine_id, now)).all()
+    commands: Sequence[Command] = session.scalars(_TAKE, due(engine_id, now)).all()
     for command in commands:
         if command.status == PENDING:
             move(command, DELIVERED, now)

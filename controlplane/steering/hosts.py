@@ -6,9 +6,9 @@ import datetime as dt
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import delete
+from sqlalchemy import ColumnElement, CursorResult, Table, bindparam, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from controlplane.auth import Role
@@ -16,19 +16,42 @@ from controlplane.errors import BadRequest, Conflict, NotFound
 from controlplane.ingest.engines import require_engine_row, settle_place
 from controlplane.steering import commands, desired
 from controlplane.steering.deed import Deed
-from controlplane.steering.leader import newest_epoch
-from controlplane.store.models import Checkpoint, Engine, Prefix
+from controlplane.store.models import Checkpoint, Command, DesiredState, Engine, LeadershipRow, Prefix
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}$")
 LONGEST_LABEL_VALUE = 128
 MOST_LABELS = 32
 
 
+def _newest_revision(*scope: ColumnElement[bool]) -> Any:
+    return select(func.max(DesiredState.revision)).where(*scope).scalar_subquery()
+
+
+# Every engine asks every few seconds: one statement each, made once, that loads no row of the store as an object.
+_ENGINES = cast(Table, Engine.__table__)
+_FOR_ALL = DesiredState.engine_id.is_(None)
+_WAITING = select(
+    _ENGINES.c.snapshot_wanted,
+    _ENGINES.c.curve_wanted,
+    _newest_revision(_FOR_ALL, DesiredState.group_name.is_(None)).label("fleets"),
+    _newest_revision(_FOR_ALL, DesiredState.group_name == _ENGINES.c.group_name).label("groups"),
+    _newest_revision(DesiredState.engine_id == _ENGINES.c.id).label("own"),
+    select(func.count()).select_from(Command).where(commands.DUE).scalar_subquery().label("commands"),
+    select(func.max(LeadershipRow.epoch)).scalar_subquery().label("epoch"),
+).where(_ENGINES.c.id == bindparam("engine_id"))
+_SAID = ("last_seen_at", "observed_revision", "observed", "stats", "clock_ahead_seconds")
+_HEARTBEAT = (
+    update(_ENGINES)
+    .where(_ENGINES.c.id == bindparam("speaker"), _ENGINES.c.boot_id == bindparam("boot"))
+    .values({name: bindparam(name) for name in _SAID})
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """What an engine would be told now."""
 
-    desired: desired.Effective
+    revision: int  # the newest that reaches it, by itself, its group or the fleet
     commands: int
     snapshot_wanted: bool
     curve_wanted: bool
@@ -39,7 +62,7 @@ class Waiting:
 
         A wanted snapshot is not news: the next heartbeat asks for it, and a poll would spin until it has come.
         """
-        return self.desired.revision != after_revision or self.commands > 0
+        return self.revision != after_revision or self.commands > 0
 
 
 def heartbeat(
@@ -51,26 +74,35 @@ def heartbeat(
     observed: Mapping[str, Any],
     stats: Mapping[str, Any],
     now: dt.datetime,
+    sent_at: dt.datetime | None = None,
 ) -> None:
-    """Stores what the engine says of itself. Raises NotFound or Conflict when it must register first."""
-    engine = require_engine_row(session, engine_id, boot_id)
-    engine.last_seen_at = now
-    engine.observed_revision = observed_revision
-    engine.observed = dict(observed)
-    engine.stats = dict(stats)
+    """Stores what the engine says of itself. Raises NotFound or Conflict when it must register first.
+
+    `sent_at` is the engine's clock as it spoke; ours at the same moment is `now`, less the way.
+    """
+    said = {
+        "last_seen_at": now,
+        "observed_revision": observed_revision,
+        "observed": dict(observed),
+        "stats": dict(stats),
+        "clock_ahead_seconds": None if sent_at is None else (sent_at - now).total_seconds(),
+    }
+    done = session.execute(_HEARTBEAT, {"speaker": engine_id, "boot": boot_id, **said})
+    if isinstance(done, CursorResult) and done.rowcount == 0:
+        require_engine_row(session, engine_id, boot_id)  # says why
 
 
 def waiting(session: Session, engine_id: str, now: dt.datetime) -> Waiting:
     """What waits for this engine. Reads only. Raises NotFound."""
-    engine = session.get(Engine, engine_id)
-    if engine is None:
+    found = session.execute(_WAITING, commands.due(engine_id, now)).one_or_none()
+    if found is None:
         raise NotFound("engine_unknown", f"No engine {engine_id!r} has registered here.", "Register first.")
     return Waiting(
-        desired=desired.effective(session, engine_id, now),
-        commands=commands.count_waiting(session, engine_id, now),
-        snapshot_wanted=engine.snapshot_wanted,
-        curve_wanted=engine.curve_wanted,
-        epoch=newest_epoch(session),
+        revision=max(found.fleets or 0, found.groups or 0, found.own or 0),
+        commands=min(found.commands, commands.MOST_DELIVERED_AT_ONCE),
+        snapshot_wanted=found.snapshot_wanted,
+        curve_wanted=found.curve_wanted,
+        epoch=found.epoch or 0,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, String, UniqueConstraint
+from sqlalchemy import Float, ForeignKey, Index, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from controlplane.store.base import Base, RowId
@@ -37,6 +37,8 @@ class Engine(Base):
     snapshot_wanted: Mapped[bool] = mapped_column(default=False)
     counted_until: Mapped[dt.datetime | None]  # see controlplane/ingest/dedupe.py
     curve_wanted: Mapped[bool] = mapped_column(default=False)
+    # Its clock less ours, as measured at the last heartbeat; None: it does not say.
+    clock_ahead_seconds: Mapped[float | None] = mapped_column(Float)
 
 
 class Prefix(Base):

@@ -16,13 +16,14 @@ class DesiredState(Base):
 
     __tablename__ = "desired_state"
     revision: Mapped[int] = mapped_column(RowId, primary_key=True, autoincrement=True)
-    engine_id: Mapped[str | None] = mapped_column(String(64), index=True)
-    group_name: Mapped[str | None] = mapped_column(String(64), index=True)  # neither of the two: every engine
+    engine_id: Mapped[str | None] = mapped_column(String(64))
+    group_name: Mapped[str | None] = mapped_column(String(64))  # neither of the two: every engine
     document: Mapped[dict[str, Any]]
     actor: Mapped[str] = mapped_column(String(128))
     reason: Mapped[str] = mapped_column(Text)
     at: Mapped[dt.datetime]
     trace_id: Mapped[str | None] = mapped_column(String(32))
+    __table_args__ = (Index("ix_desired_state_scope", "engine_id", "group_name", "revision"),)
 
 
 class Command(Base):
@@ -30,7 +31,7 @@ class Command(Base):
 
     __tablename__ = "commands"
     id: Mapped[str] = mapped_column(String(36), primary_key=True)
-    engine_id: Mapped[str] = mapped_column(String(64), index=True)
+    engine_id: Mapped[str] = mapped_column(String(64))
     kind: Mapped[str] = mapped_column(String(16))
     arguments: Mapped[dict[str, Any]]
     idempotency_key: Mapped[str] = mapped_column(String(128), unique=True)
@@ -48,7 +49,7 @@ class Command(Base):
     batch_id: Mapped[str | None] = mapped_column(String(36), index=True)  # the commands of one request have one
     selection: Mapped[dict[str, Any] | None]  # how its prefixes were chosen, when, and how many were left out why
     cancel_requested_at: Mapped[dt.datetime | None]  # somebody wants it stopped; the engine has not said so yet
-    __table_args__ = (Index("ix_commands_created", "created_at"),)
+    __table_args__ = (Index("ix_commands_created", "created_at"), Index("ix_commands_due", "engine_id", "status"))
 
 
 class Audit(Base):

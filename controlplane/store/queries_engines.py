@@ -38,6 +38,7 @@ class EngineView:
     open_gaps: int
     group: str = ""
     left_at: dt.datetime | None = None
+    clock_ahead_seconds: float | None = None  # its clock less ours at the last heartbeat; None: it does not say
 
 
 def list_engines(
