@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
-from pydantic import BaseModel, Field
+from pydantic import AwareDatetime, BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from controlplane import audit
@@ -20,7 +20,8 @@ from controlplane.ingest.curves import keep_curve
 from controlplane.ingest.engines import register_engine
 from controlplane.ingest.snapshot import apply_snapshot
 from controlplane.insight import predictions
-from controlplane.steering import commands, hosts
+from controlplane.steering import commands, desired, hosts
+from controlplane.steering.leader import newest_epoch
 from controlplane.steering.news import News, Stamp
 from controlplane.steering.wakeups import WAKEUPS
 from controlplane.store.models import Command
@@ -54,6 +55,7 @@ class HeartbeatBody(BaseModel):
     observed_revision: int = Field(ge=0)
     observed: dict[str, Any]
     stats: dict[str, Any]
+    sent_at: AwareDatetime | None = None
 
 
 class GoodbyeBody(BaseModel):
@@ -93,8 +95,9 @@ def register(engine_id: EngineId, body: RegisterBody, store: StoreOf, caller: Sp
         if bind_engine(session, caller, engine_id):
             audit.record(session, caller, "bind_token", engine_id, "the first engine that registered with it")
         register_engine(session, engine_id, **body.model_dump())
-        waits = hosts.waiting(session, engine_id, now)
-    return {"desired": waits.desired.document, "desired_revision": waits.desired.revision, "epoch": waits.epoch}
+        standing = desired.effective(session, engine_id, now)
+        epoch = newest_epoch(session)
+    return {"desired": standing.document, "desired_revision": standing.revision, "epoch": epoch}
 
 
 @router.post("/heartbeat")
@@ -105,7 +108,7 @@ def heartbeat(engine_id: EngineId, body: HeartbeatBody, store: StoreOf, _caller:
         hosts.heartbeat(session, engine_id, now=now, **body.model_dump())
         waits = hosts.waiting(session, engine_id, now)
     return {
-        "desired_revision": waits.desired.revision,
+        "desired_revision": waits.revision,
         "commands_waiting": waits.commands,
         "snapshot_wanted": waits.snapshot_wanted,
         "curve_wanted": waits.curve_wanted,
@@ -165,10 +168,13 @@ def _answer(store: Store, engine_id: str, waits: hosts.Waiting, after_revision: 
         with store.write() as session:
             taken = [_view(command) for command in commands.take_waiting(session, engine_id, utc_now())]
     # "Not newer" would be wrong: a revision may go back when an engine's database is replaced. Different is different.
-    is_other = waits.desired.revision != after_revision
+    standing: desired.Effective | None = None
+    if waits.revision != after_revision:
+        with store.read() as session:
+            standing = desired.effective(session, engine_id, utc_now())
     return {
-        "desired_revision": waits.desired.revision,
-        "desired": waits.desired.document if is_other else None,
+        "desired_revision": standing.revision if standing else waits.revision,
+        "desired": standing.document if standing else None,
         "epoch": waits.epoch,
         "commands": taken,
         "snapshot_wanted": waits.snapshot_wanted,

@@ -32,7 +32,6 @@ from controlplane.store.models import (
     HistoryGap,
     LeadershipRow,
     MetricPoint,
-    MetricSeries,
     Policy,
     PolicyRun,
     Prefix,
@@ -82,7 +81,7 @@ def _engine(session: Session, engine: EngineView, window: TimeRange) -> EngineFa
         dropped_spans=round(sum(row.delta for row in dropped)),
         recoveries=ok + failed,
         failed_recoveries=failed,
-        clock_ahead_seconds=_clock_ahead(session, engine),
+        clock_ahead_seconds=engine.clock_ahead_seconds,
         behind_since=_behind_since(session, engine),
         oldest_gap_at=session.scalar(
             select(func.min(HistoryGap.found_at)).where(
@@ -162,12 +161,6 @@ def _curve(session: Session, engine: EngineView) -> CurveFact | None:
         better_bytes=int(better["bytes"] or 0),
         samples=int(curve.samples),
     )
-
-
-def _clock_ahead(session: Session, engine: EngineView) -> float | None:
-    """Metrics carry the engine's clock, heartbeats ours. Both come every few seconds from an engine that lives."""
-    said = session.scalar(select(func.max(MetricSeries.at)).where(MetricSeries.engine_id == engine.id))
-    return None if said is None else (said - engine.last_seen_at).total_seconds()
 
 
 def _behind_since(session: Session, engine: EngineView) -> dt.datetime | None:

@@ -21,6 +21,7 @@ from controlplane.insight.doctor import examine
 from controlplane.insight.doctor_gather import gather
 from controlplane.insight.installation import check_installation
 from controlplane.settings import Settings
+from controlplane.steering import hosts
 from controlplane.store.migrate import upgrade
 from controlplane.store.models import Command, DesiredState, Engine, Policy, PolicyRun, RequestRecord
 from controlplane.store.query_types import TimeRange
@@ -90,9 +91,9 @@ def test_slow_reads_failed_restores_and_dropped_spans_are_read_from_the_metrics(
 
 
 def test_a_clock_ahead_a_revision_not_applied_and_an_old_request(store) -> None:
-    ahead = NOW + dt.timedelta(seconds=30)
-    send_points(store, counter("kvcache.transitions", 1, ahead, NOW))
     with store.write() as session:
+        said = {"boot_id": session.get(Engine, ENGINE).boot_id, "observed_revision": 0, "observed": {}, "stats": {}}
+        hosts.heartbeat(session, ENGINE, now=NOW, sent_at=NOW + dt.timedelta(seconds=30), **said)
         old = NOW - dt.timedelta(minutes=5)
         session.add(DesiredState(document={}, actor="a", reason="r", at=old))
         session.add(
