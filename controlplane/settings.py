@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
@@ -22,6 +23,11 @@ MIB = 1 << 20
 SCHEMES = ("sqlite", "postgresql", "postgresql+psycopg")
 PASSWORD_FILE = "KVDECK_DATABASE_PASSWORD_FILE"
 """Names a file with the password of `KVDECK_DATABASE_URL`: what is in the environment is seen by too many."""
+CLIENT_SECRET_FILE = "KVDECK_OIDC_CLIENT_SECRET_FILE"
+"""For the dashboard: names a file with the secret of the client `KVDECK_OIDC_CLIENT_ID`."""
+EVERYBODY = "*"
+"""In `oidc_roles`: whoever can sign in."""
+ROLES_OF_PEOPLE = ("viewer", "operator", "admin")
 
 
 HTTP, GRPC = "http/protobuf", "grpc"
@@ -151,6 +157,11 @@ class Settings:
     engine_stale_seconds: int = 15  # no word for this long: shown as stale
     engine_unreachable_seconds: int = 60  # and for this long: unreachable
     session_ttl_seconds: int = 12 * 3600  # of the token a one-time link is redeemed for
+    oidc_issuer: str = ""  # people sign in there; empty: by token and one-time link alone
+    oidc_client_id: str = ""
+    oidc_role_claim: str = "groups"  # of the ID token; dots lead inside: realm_access.roles
+    oidc_roles: str = ""  # what the claim's words mean: kv-admins=admin,kv-ops=operator,*=viewer
+    dashboard_url: str = ""  # the dashboard's address as browsers write it; empty: this machine's
     allowed_hosts: str = ""  # names, with commas, that requests may be sent to beside this machine's own
     trace_url: str = ""  # a tracing backend's page of one trace, with {trace_id} in it; empty: ids are not links
     keep_metric_points_hours: int = 2
@@ -174,6 +185,12 @@ class Settings:
     def allowed_host_names(self) -> tuple[str, ...]:
         """The names in `allowed_hosts`, in small letters."""
         return tuple(name.strip().lower() for name in self.allowed_hosts.split(",") if name.strip())
+
+    @property
+    def oidc_role_pairs(self) -> tuple[tuple[str, str], ...]:
+        """`oidc_roles` as (word of the claim, role)."""
+        pairs = (pair.rpartition("=") for pair in self.oidc_roles.split(",") if pair.strip())
+        return tuple((word.strip(), role.strip()) for word, _, role in pairs)
 
     @property
     def api_url(self) -> str:
@@ -223,6 +240,10 @@ def _check_together(settings: Settings) -> None:
         )
     if settings.api_port == settings.dashboard_port:
         raise _refuse("KVDECK_DASHBOARD_PORT", str(settings.dashboard_port), "a port other than KVDECK_API_PORT")
+    if settings.oidc_issuer and not settings.oidc_client_id:
+        raise _refuse("KVDECK_OIDC_CLIENT_ID", "", "the client's id at KVDECK_OIDC_ISSUER, which is set")
+    if settings.oidc_issuer and not settings.oidc_roles:
+        raise _refuse("KVDECK_OIDC_ROLES", "", "who gets which role, as kv-ops=operator,*=viewer: otherwise nobody")
 
 
 def _refuse(variable: str, value: str, allowed: str) -> SettingsError:
@@ -289,6 +310,25 @@ def _web_url(variable: str, value: str) -> str:
     return value
 
 
+def _issuer(variable: str, value: str) -> str:
+    parts = urlsplit(value.strip())
+    is_safe = parts.scheme == "https" or (
+        parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost")
+    )
+    if value and (not is_safe or parts.query or parts.fragment):
+        raise _refuse(variable, value, "an https address as the provider writes it (http on this machine alone)")
+    return value.strip()
+
+
+def _oidc_roles(variable: str, value: str) -> str:
+    for pair in (pair for pair in value.split(",") if pair.strip()):
+        word, sign, role = pair.rpartition("=")
+        if not sign or not word.strip() or role.strip() not in ROLES_OF_PEOPLE:
+            allowed = f"WORD=ROLE with commas, * for everybody, roles {', '.join(ROLES_OF_PEOPLE)}"
+            raise _refuse(variable, pair, allowed)
+    return value.strip()
+
+
 def _host_names(variable: str, value: str) -> str:
     names = [name.strip() for name in value.split(",") if name.strip()]
     if wrong := next((name for name in names if not _HOST_NAME.fullmatch(name)), None):
@@ -303,6 +343,11 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "api_port": _port,
     "dashboard_port": _port,
     "trace_url": _trace_url,
+    "oidc_issuer": _issuer,
+    "oidc_client_id": _text,
+    "oidc_role_claim": _text,
+    "oidc_roles": _oidc_roles,
+    "dashboard_url": _web_url,
     "allowed_hosts": _host_names,
     "url": _web_url,
 }

@@ -12,6 +12,9 @@ from pathlib import Path
 from streamlit.web import cli
 
 import dashboard.app
+from controlplane.errors import SettingsError
+from dashboard import oidc
+from dashboard.control import settings
 
 SCRIPT = Path(dashboard.app.__file__).parent / "script" / "deck.py"
 FLAGS = (
@@ -29,7 +32,12 @@ FLAGS = (
 
 def main() -> None:
     """Runs until it is told to stop; further arguments are Streamlit's, such as --server.port."""
-    sys.argv = ["streamlit", "run", str(SCRIPT), *FLAGS, *sys.argv[1:]]
+    try:
+        secrets = oidc.secrets_file(settings())
+    except SettingsError as error:
+        sys.exit(f"kvdeck dashboard: {error}")
+    more = [f"--secrets.files={secrets}"] if secrets else []
+    sys.argv = ["streamlit", "run", str(SCRIPT), *FLAGS, *more, *sys.argv[1:]]
     cli.main(prog_name="streamlit")
 
 

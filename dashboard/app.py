@@ -32,6 +32,7 @@ def main() -> None:
     if someone is not None and not data.token_still_holds(someone.token, someone.role):
         session.sign_out("Your session has ended: sign in again.")
     signin.redeem_link()
+    signin.take_id_token()
     tab.remember_or_restore()
     someone = session.person()
     # The same addresses for everybody: a link to a page must lead there after the sign-in, too.

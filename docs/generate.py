@@ -94,7 +94,7 @@ def validations() -> str:
 
 def settings() -> str:
     """Environment variables of the control plane and fields of the engine's configuration."""
-    from controlplane.settings import VOICE_VARIABLES, Settings
+    from controlplane.settings import CLIENT_SECRET_FILE, PASSWORD_FILE, VOICE_VARIABLES, Settings
     from engine.config import EngineConfig
 
     lines = ["# Settings", "", "## Control plane: environment variables", "", "| variable | default |", "|---|---|"]
@@ -104,12 +104,18 @@ def settings() -> str:
         lines.append(f"| `KVDECK_{field.name.upper()}` | {default!r} |")
     lines += [
         "",
+        f"`{PASSWORD_FILE}`: a file with the password of `KVDECK_DATABASE_URL`, which then needs none in it.",
+        "",
+        f"`{CLIENT_SECRET_FILE}`: for the dashboard, a file with the secret of `KVDECK_OIDC_CLIENT_ID`; see",
+        "[Signing in](../howto/sign-in.md).",
+        "",
         "The command line reads `KVDECK_URL` (where the control plane is) and `KVDECK_TOKEN` (who you are).",
         "",
     ]
     lines += ["## Engine host: environment variables", "", "| variable | meaning |", "|---|---|"]
     lines += [f"| {name} | {meaning} |" for name, meaning in VOICE_VARIABLES.items()]
-    lines += ["", "The engine host's way to the control plane is `KVDECK_URL` and `KVDECK_ENGINE_TOKEN`.", ""]
+    way = "`KVDECK_URL` and `KVDECK_ENGINE_TOKEN`, or `KVDECK_ENGINE_TOKEN_FILE` with the name of a file that holds it"
+    lines += ["", f"The engine host's way to the control plane is {way}.", ""]
     lines += ["## Engine: `EngineConfig`", "", "| field | default |", "|---|---|"]
     for field in fields(EngineConfig):
         default = field.default if field.default_factory is MISSING else field.default_factory()

@@ -19,6 +19,7 @@ from controlplane.api import (
     engine_routes,
     ingest_routes,
     metrics_routes,
+    oidc_routes,
     policy_routes,
     read_routes,
     session_routes,
@@ -31,6 +32,7 @@ from controlplane.api.openapi import install_openapi, operation_id
 from controlplane.api.plain import only_plain
 from controlplane.api.throttle import FailureThrottle
 from controlplane.api.vitals import CountAnswers, Vitals
+from controlplane.oidc import Provider
 from controlplane.settings import Settings
 from controlplane.steering.news import News
 from controlplane.store.session import Store
@@ -76,11 +78,13 @@ def create_app(settings: Settings, store: Store, *, background: Background | Non
     app.state.news = News(store)
     app.state.vitals = Vitals(store, settings, lambda: background is not None and background.leads)
     app.state.throttle = FailureThrottle()
+    app.state.provider = Provider(settings)
     app.add_middleware(Gate, settings=settings)
     app.add_middleware(CountAnswers, vitals=app.state.vitals)
     install_error_handlers(app)
     app.state.routers = [
         session_routes.router,
+        oidc_routes.router,
         ingest_routes.router,
         agent_routes.router,
         read_routes.router,

@@ -134,6 +134,10 @@ class ControlPlaneClient(RuleCalls, SteeringCalls):
         """Spends a one-time link -> `{role, name, session_token}`."""
         return _document(self._call("POST", "/v1/session", json={"token": one_time_token}))
 
+    def exchange(self, id_token: str) -> Json:
+        """Trades an identity provider's ID token -> `{role, name, session_token}`."""
+        return _document(self._call("POST", "/v1/session/oidc", json={"id_token": id_token}))
+
     # The line itself
 
     def get(self, path: str, **query: Any) -> Any:

@@ -1,11 +1,11 @@
-"""Signing in: a one-time link from the address, or a token typed into a form."""
+"""Signing in: with an identity provider, by a one-time link from the address, or by a token typed into a form."""
 
 from __future__ import annotations
 
 import streamlit as st
 
 from controlplane.errors import ControlPlaneError
-from dashboard import control, session
+from dashboard import control, oidc, session
 
 
 def redeem_link() -> None:
@@ -22,18 +22,43 @@ def _redeem(link_token: str) -> None:
         session.leave_notice(f"The link could not be used. {error.message} {error.hint}")
 
 
+def take_id_token() -> None:
+    """Sign in whoever the identity provider vouches for in this browser; once, and not who has just signed out."""
+    token = oidc.id_token(control.settings())
+    if token is None:
+        return
+    if session.recall("signed_out") is True:
+        st.logout()  # the provider's cookie would sign them in again
+    if session.person() is not None or session.recall("id_token_tried") == token:
+        return
+    session.remember("id_token_tried", token)
+    try:
+        session.sign_in(control.exchange(token))
+    except ControlPlaneError as error:
+        session.leave_notice(f"{error.message} {error.hint}")
+
+
 def page() -> None:
     """The sign-in page. A page, because Streamlit keys widgets by page: drawn outside, it would lose what is typed."""
     _, middle, _ = st.columns([1, 1.4, 1])
     with middle:
         st.title("kvdeck")
-        st.markdown("Sign in with a token. `kvdeck up` prints a one-time link that signs you in by itself.")
         notice = session.take_notice()
         if notice:
             st.warning(notice, icon=":material/warning:")
+        provider = oidc.provider_name(control.settings())
+        if provider and st.button(
+            f"Sign in with {provider}", icon=":material/login:", type="primary", key="kv_oidc", width="stretch"
+        ):
+            session.forget("signed_out")
+            st.login()
+        st.markdown(
+            ("Or sign in with a token. " if provider else "Sign in with a token. ")
+            + "`kvdeck up` prints a one-time link that signs you in by itself."
+        )
         with st.form("kv_sign_in", border=True):
             token = st.text_input("Token", type="password", autocomplete="off", placeholder="kvd_…")
-            sent = st.form_submit_button("Sign in", type="primary")
+            sent = st.form_submit_button("Sign in", type="secondary" if provider else "primary")
         st.caption("A new token: `kvdeck token create NAME --role operator`. Viewers look, operators also act.")
         if sent:
             _try(token.strip())

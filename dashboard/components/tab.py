@@ -1,8 +1,9 @@
-"""Staying signed in over a reload of the page.
+"""Staying signed in over a reload of the page, and in a second tab.
 
-Streamlit forgets its session with every reload, and a one-time link is spent by then. So the browser tab keeps the
-session token in its sessionStorage: for this tab and this address only, gone when the tab is closed. A cookie would
-also go to every other port of the host.
+Streamlit forgets its session with every reload, and a one-time link is spent by then. So each tab keeps the session
+token in its sessionStorage, for this address only, gone when the tab is closed. A new tab has none: it asks the others
+of the same address over a BroadcastChannel, and is told of a sign-out in the same way. A cookie would also go to every
+other port of the host; localStorage would outlive the browser.
 """
 
 from __future__ import annotations
@@ -17,16 +18,34 @@ from dashboard import control, session
 _JS = """
 export default function ({ data, setStateValue }) {
   const key = "kvdeck.session";
-  if (data.forget) { sessionStorage.removeItem(key); return; }
+  const reload = () => window.location.reload(); // late: the other tab may be dropping a provider's cookie
+  if (!window.kvdeckTabs) {
+    window.kvdeckTabs = { channel: new BroadcastChannel(key), heard: () => {} };
+    window.kvdeckTabs.channel.onmessage = ({ data: said }) => {
+      const kept = sessionStorage.getItem(key);
+      if (said.ask && kept) { window.kvdeckTabs.channel.postMessage({ token: kept }); }
+      if (said.token && !kept) { window.kvdeckTabs.heard(said.token); }
+      if (said.forget && kept === said.forget) { sessionStorage.removeItem(key); setTimeout(reload, 1000); }
+    };
+  }
+  const tabs = window.kvdeckTabs;
+  if (data.forget) {
+    const kept = sessionStorage.getItem(key);
+    sessionStorage.removeItem(key);
+    tabs.heard = () => {};
+    if (kept) { tabs.channel.postMessage({ forget: kept }); }
+    return;
+  }
   if (data.token) { sessionStorage.setItem(key, data.token); return; }
+  tabs.heard = (token) => setStateValue("token", token);
   const kept = sessionStorage.getItem(key);
-  if (kept) { setStateValue("token", kept); }
+  if (kept) { tabs.heard(kept); } else { tabs.channel.postMessage({ ask: true }); }
 }
 """
 
 
 def remember_or_restore() -> None:
-    """Let the tab keep the token of who is signed in; sign in who was before the reload."""
+    """Let the tab keep the token of who is signed in; sign in who was before the reload, or is in another tab."""
     person = session.person()
     forget = session.recall("signed_out") is True
     mount = st.components.v2.component("kvdeck_tab", js=_JS, html="<span></span>")

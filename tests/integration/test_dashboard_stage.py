@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -29,7 +30,7 @@ PATIENCE_MS = 30_000
 class Deck:
     """A control plane in a thread and a dashboard in a process, over one SQLite file."""
 
-    def __init__(self, folder: Path, **how: bool) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None, **how: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.api_port, self.port = _free_port(), _free_port()
         url = f"sqlite:///{folder / 'kvdeck.sqlite3'}"
@@ -41,6 +42,7 @@ class Deck:
             "KVDECK_DASHBOARD_PORT": str(self.port),
             "KVDECK_ENGINE_STALE_SECONDS": "600",
             "KVDECK_ENGINE_UNREACHABLE_SECONDS": "3600",
+            **(environment or {}),
         }
         self.settings = Settings.from_environment(self.environment)
         self.store = Store(url)
