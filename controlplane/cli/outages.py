@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from controlplane.api.errors import install_error_handlers
 from controlplane.api.security import Admin, StoreOf
+from controlplane.api.throttle import FailureThrottle
 from controlplane.cli.children import Child
 from controlplane.errors import Conflict, NotFound
 from controlplane.settings import Settings
@@ -134,7 +135,7 @@ class OutageServer:
 
 def _app(store: Store, outages: Outages) -> FastAPI:
     app = FastAPI(title="kvdeck outages", docs_url=None, openapi_url=None)
-    app.state.store = store
+    app.state.store, app.state.throttle = store, FailureThrottle()
     install_error_handlers(app)
 
     @app.get("/v1/outage")

@@ -82,7 +82,7 @@ Incident = FaultIncident | OutageIncident
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """Short windows for the time of a game day: `of` is policy or rule. Put back afterwards."""
+    """What is other for the time of a game day, and put back afterwards. `of`: policy, rule or new rule."""
 
     of: str
     name: str
@@ -129,16 +129,47 @@ DEGRADE = Tuning(
             "down_evaluations": 1,
             "up_evaluations": 2,
             "cool_down_seconds": 4,
-            "quiet_hold_seconds": 10,
+            "quiet_hold_seconds": 6,
             "trial_seconds": 5,
         },
     },
 )
+# The shipped rules judge shares of whole minutes, in which twenty bad seconds are few: these count.
 RECOVERIES_FAIL = Tuning(
-    of="rule",
-    name="recovery_failure_rate",
-    # A ratio looks back at whole minutes: among those before the incident, its failures are a small share.
-    changes={"above": 0.03, "resolve_at": 0.01, "for_seconds": 0, "parameters": {"window_seconds": 60, "minimum": 3}},
+    of="new rule",
+    name="gameday_recoveries_fail",
+    changes={
+        "kind": "growth",
+        "title": "Recoveries fail (game day)",
+        "parameters": {
+            "metric": "kvcache.recoveries",
+            "where": {"outcome": ["failed", "late"]},
+            "window_seconds": 60,
+            "unit": "recoveries failed or were late",
+        },
+        "above": 3.0,
+        "resolve_at": 0.0,
+        "for_seconds": 0,
+        "severity": "warning",
+    },
+)
+COMMITS_REFUSED = Tuning(
+    of="new rule",
+    name="gameday_commits_refused",
+    changes={
+        "kind": "growth",
+        "title": "Memory refuses commits (game day)",
+        "parameters": {
+            "metric": "kvcache.commits",
+            "where": {"outcome": "refused", "reason": "out_of_memory"},
+            "window_seconds": 60,
+            "unit": "commits refused",
+        },
+        "above": 3.0,
+        "resolve_at": 0.0,
+        "for_seconds": 0,
+        "severity": "warning",
+    },
 )
 DISK_IS_READ = Step(
     phase=Phase.READY,
@@ -168,7 +199,7 @@ CORRUPT_DISK = GameDay(
     "files must be set aside, and the deck must stop reading that disk, and dare it again afterwards.",
     gpu_share=0.5,
     tunings=(DEGRADE, RECOVERIES_FAIL, Tuning(of="rule", name="quarantine_growing", changes={"for_seconds": 0})),
-    incident=FaultIncident(plan=(FaultLine(what="bit_flip", at="read", chance=1.0),), lasts_seconds=20),
+    incident=FaultIncident(plan=(FaultLine(what="bit_flip", at="read", chance=1.0),), lasts_seconds=12),
     ready=(DISK_IS_READ,),
     steps=(
         Step(
@@ -180,7 +211,7 @@ CORRUPT_DISK = GameDay(
         Step(
             phase=Phase.DETECTED,
             what="alert",
-            sign=AlertFires(rules=("quarantine_growing", "recovery_failure_rate")),
+            sign=AlertFires(rules=("quarantine_growing", "recovery_failure_rate", RECOVERIES_FAIL.name)),
             within_seconds=60,
         ),
         Step(phase=Phase.ACTED, what="degrade", sign=STEP_DOWN, within_seconds=60),
@@ -196,7 +227,7 @@ SLOW_DISK = GameDay(
     "it: restores are given up as late, and the deck must do without the disk until it is well again.",
     gpu_share=0.5,
     tunings=(DEGRADE, RECOVERIES_FAIL),
-    incident=FaultIncident(plan=(FaultLine(what="slow", at="read", seconds=0.4),), lasts_seconds=20),
+    incident=FaultIncident(plan=(FaultLine(what="slow", at="read", seconds=0.4),), lasts_seconds=12),
     ready=(DISK_IS_READ,),
     steps=(
         Step(
@@ -205,7 +236,12 @@ SLOW_DISK = GameDay(
             sign=Grew(path=("recoveries", "late"), least=1, unit="restores late"),
             within_seconds=30,
         ),
-        Step(phase=Phase.DETECTED, what="alert", sign=AlertFires(rules=("recovery_failure_rate",)), within_seconds=60),
+        Step(
+            phase=Phase.DETECTED,
+            what="alert",
+            sign=AlertFires(rules=("recovery_failure_rate", RECOVERIES_FAIL.name)),
+            within_seconds=60,
+        ),
         Step(phase=Phase.ACTED, what="degrade", sign=STEP_DOWN, within_seconds=60),
         BACK_TO_NORMAL,
         RESTORES_AGAIN,
@@ -221,18 +257,9 @@ MEMORY_SQUEEZE = GameDay(
     tunings=(
         DEGRADE,
         RECOVERIES_FAIL,
-        Tuning(
-            of="rule",
-            name="caps_refusing",
-            changes={
-                "above": 0.03,
-                "resolve_at": 0.01,
-                "for_seconds": 0,
-                "parameters": {"window_seconds": 60, "minimum": 5},
-            },
-        ),
+        COMMITS_REFUSED,
     ),
-    incident=FaultIncident(plan=(FaultLine(what="out_of_memory", at="gpu_take", chance=0.9),), lasts_seconds=20),
+    incident=FaultIncident(plan=(FaultLine(what="out_of_memory", at="gpu_take", chance=0.9),), lasts_seconds=12),
     ready=(DISK_IS_READ,),
     steps=(
         Step(
@@ -244,7 +271,7 @@ MEMORY_SQUEEZE = GameDay(
         Step(
             phase=Phase.DETECTED,
             what="alert",
-            sign=AlertFires(rules=("caps_refusing", "recovery_failure_rate")),
+            sign=AlertFires(rules=("caps_refusing", COMMITS_REFUSED.name)),
             within_seconds=60,
         ),
         Step(phase=Phase.ACTED, what="degrade", sign=STEP_DOWN, within_seconds=60),
@@ -269,7 +296,7 @@ LOST_PREFIXES = GameDay(
         Tuning(of="rule", name="engine_silent", changes={"above": 6.0, "resolve_at": 4.0, "for_seconds": 0}),
         Tuning(of="policy", name="warm-up", changes={"parameters": {"on_engine_start": True}}),
     ),
-    incident=OutageIncident(part="engine", lasts_seconds=20),
+    incident=OutageIncident(part="engine", lasts_seconds=12),
     ready=(DISK_IS_READ,),
     steps=(
         Step(phase=Phase.DETECTED, what="alert", sign=AlertFires(rules=("engine_silent",)), within_seconds=60),
@@ -296,7 +323,7 @@ CONTROL_PLANE_DOWN = GameDay(
     title="The control plane goes away",
     shows="The control plane is killed. The engine must serve on with its last settings and keep what it has to tell; "
     "once the control plane is back, all of that must arrive: no gap left in the history, and nothing counted twice.",
-    incident=OutageIncident(part="control plane", lasts_seconds=20),
+    incident=OutageIncident(part="control plane", lasts_seconds=12),
     steps=(
         Step(phase=Phase.DETECTED, what="nobody answers", sign=NoAnswer(), within_seconds=15),
         Step(phase=Phase.ACTED, what="control plane", sign=Answers(), within_seconds=90, after_end=True),

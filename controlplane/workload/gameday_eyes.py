@@ -90,7 +90,10 @@ class Deck:
         return {"of": "caps", "changes": {key: own.get(key) for key in CAPS}}
 
     def tune(self, tuning: Tuning) -> Undo:
-        """Changes a policy or a rule -> how to undo it."""
+        """Changes a policy or a rule, or adds a rule -> how to undo it."""
+        if tuning.of == "new rule":
+            self._client.add_rule(tuning.name, reason=self.reason, **tuning.changes)
+            return {"of": tuning.of, "name": tuning.name}
         now = self._client.policy(tuning.name) if tuning.of == "policy" else self._client.rule(tuning.name)
         changes = dict(tuning.changes)
         if tuning.of == "policy":
@@ -110,6 +113,8 @@ class Deck:
         """Undoes one change."""
         if undo["of"] == "caps":
             self._client.set_desired(undo["changes"], engine=self.engine_id, reason=f"{self.reason}: put back")
+        elif undo["of"] == "new rule":
+            self._client.remove_rule(undo["name"], reason=self.reason)
         else:
             self._change(undo["of"], undo["name"], undo["changes"])
 

@@ -15,8 +15,8 @@ from controlplane.workload.gameday import FaultIncident, GameDay, OutageIncident
 from controlplane.workload.gameday_signs import HistoryWhole, Reading, Scene, Seen, grown, look
 
 LOOK_EVERY_SECONDS = 1.0
-BEFORE_SECONDS = 12.0
-HIT_WINDOW_SECONDS = 8.0
+BEFORE_SECONDS = 8.0
+HIT_WINDOW_SECONDS = 6.0
 FEWEST_REQUESTS = 10
 ORDER_SECONDS = 30.0
 PUT_BACK_SECONDS = 90.0

@@ -63,9 +63,11 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertFires:
-    """One of these alert rules has begun to fire on the engine."""
+    """One of these alert rules has begun to fire on the engine; or one that fired already, left so by an incident of a
+    minute ago, has risen by `rise`."""
 
     rules: tuple[str, ...]
+    rise: float = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,11 +197,15 @@ def _of(scene: Scene) -> Any:
 
 
 def _fired(sign: AlertFires, scene: Scene) -> Iterator[Seen]:
+    before = {alert["id"]: float(alert["value"]) for alert in scene.start.alerts}
     for alert in scene.now.alerts:
-        if alert["rule"] in sign.rules and alert["engine_id"] == _of(scene) and alert["fired_at"]:
-            at = _time(alert["fired_at"])
-            if at >= scene.began_at:
-                yield Seen(at=at, text=f"alert {alert['rule']} fires: {alert['summary']}")
+        if alert["rule"] not in sign.rules or alert["engine_id"] != _of(scene) or not alert["fired_at"]:
+            continue
+        at = _time(alert["fired_at"])
+        if at >= scene.began_at:
+            yield Seen(at=at, text=f"{alert['rule']} fires: {alert['summary']}")
+        elif alert["state"] == "firing" and alert["value"] >= before.get(alert["id"], float("inf")) + sign.rise:
+            yield Seen(at=scene.now.at, text=f"{alert['rule']}, which fired already, rises: {alert['summary']}")
 
 
 def _decided(sign: PolicyDecided, scene: Scene) -> Iterator[Seen]:
@@ -208,7 +214,7 @@ def _decided(sign: PolicyDecided, scene: Scene) -> Iterator[Seen]:
             at = _time(run["at"])
             if at >= scene.began_at and not run["dry_run"]:
                 why = run["inputs"].get("why") or run["decision"]
-                yield Seen(at=at, text=f"policy {run['policy']}: {run['decision']}, {why}")
+                yield Seen(at=at, text=f"{run['decision']}: {why}")
 
 
 def _ended(sign: CommandEnded, scene: Scene) -> Iterator[Seen]:
@@ -219,7 +225,7 @@ def _ended(sign: CommandEnded, scene: Scene) -> Iterator[Seen]:
         done = int(command["outcome"].get(sign.counts) or 0)
         if by_policy and done and _time(command["created_at"]) >= scene.began_at:
             moved = int(command["outcome"].get("bytes") or 0)
-            text = f"{sign.kind}: {done} prefixes {sign.counts}, {moved / (1 << 20):.1f} MiB moved"
+            text = f"{done} prefixes {sign.counts}, {moved / (1 << 20):.1f} MiB moved"
             yield Seen(at=_time(command["finished_at"]), text=text)
 
 

@@ -78,6 +78,9 @@ def test_a_script_tunes_what_there_is_to_what_is_allowed(day: Any) -> None:
         if tuning.of == "policy":
             read_rule(policies[tuning.name], tuning.changes["parameters"])
             continue
+        if tuning.of == "new rule":
+            assert check_rule(tuning.name, tuning.changes)
+            continue
         columns = rules[tuning.name].columns()
         parameters = {**columns["parameters"], **tuning.changes.get("parameters", {})}
         check_rule(tuning.name, {**columns, **tuning.changes, "parameters": parameters})
@@ -88,7 +91,10 @@ def test_a_script_tunes_what_there_is_to_what_is_allowed(day: Any) -> None:
 
 def alert(rule: str, fired: float | None, engine: str = "local") -> dict[str, Any]:
     fired_at = None if fired is None else after(fired).isoformat()
-    return {"rule": rule, "engine_id": engine, "fired_at": fired_at, "summary": "it burns"}
+    return {
+        "id": 7, "rule": rule, "engine_id": engine, "fired_at": fired_at, "summary": "it burns", "state": "firing",
+        "value": 5.0,
+    }  # fmt: skip
 
 
 def test_an_alert_counts_from_the_moment_it_fired_and_only_since_the_incident() -> None:
@@ -98,6 +104,15 @@ def test_an_alert_counts_from_the_moment_it_fired_and_only_since_the_incident() 
     seen = look(sign, scene(reading(9, alerts=[alert("burns", 7), alert("burns", 3)])))
     assert seen is not None
     assert seen.at == after(3)
+
+
+def test_an_alert_that_fired_already_counts_when_it_rises() -> None:
+    sign = AlertFires(rules=("burns",), rise=3)
+    start = reading(-1, alerts=[alert("burns", -20)])
+    for value, rises in ((7.9, False), (8.0, True)):
+        now = reading(9, alerts=[{**alert("burns", -20), "value": value}])
+        assert (look(sign, scene(now, start)) is not None) is rises
+    assert look(sign, scene(reading(9, alerts=[{**alert("burns", -20), "id": 8, "value": 99.0}]), start)) is None
 
 
 def test_a_dry_run_of_a_policy_is_no_act() -> None:
@@ -258,7 +273,7 @@ DAY = replace(
         Step(phase=Phase.RECOVERED, what="hits", sign=HitRateBack(share=0.9), within_seconds=60, after_end=True),
     ),
 )
-PUT_BACK = ["undo recovery_failure_rate", "undo degrade", "undo caps"]
+PUT_BACK = ["undo gameday_recoveries_fail", "undo degrade", "undo caps"]
 
 
 def run(deck: FakeDeck, notes: Notes | None = None, **more: Any) -> Run:
