@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ class EngineConfig:
     labels: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.data_dir is not None:
             object.__setattr__(self, "data_dir", Path(self.data_dir))
         self._positive("gpu_bytes", "queue_bound", "ring_capacity")
@@ -137,6 +139,18 @@ class EngineConfig:
             disk_bytes=self.cap_disk_bytes,
         )
 
+    def _check_types(self) -> None:
+        for each in fields(self):
+            wanted = _TYPES.get(str(each.type).removesuffix(" | None"))
+            value: Any = getattr(self, each.name)
+            if wanted is None or (value is None and str(each.type).endswith(" | None")):
+                continue
+            kind, words = wanted
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                raise ConfigError(f"{each.name} is {value!r}; it must be {words}")
+            if value != value:  # not a number
+                raise ConfigError(f"{each.name} is {value!r}; it must be {words}")
+
     def _positive(self, *names: str) -> None:
         for name in names:
             if getattr(self, name) < 1:
@@ -146,6 +160,15 @@ class EngineConfig:
         for name in names:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+
+
+# By annotation: what a value must be, and how that is said. Sizes are counts of bytes, not texts such as "8G".
+_TYPES: Mapping[str, tuple[type, str]] = {
+    "int": (Integral, "a whole number (of bytes, where it is a size)"),
+    "float": (Real, "a number"),
+    "bool": (bool, "True or False"),
+    "str": (str, "a text"),
+}
 
 
 def _check_web_address(name: str, value: str) -> None:

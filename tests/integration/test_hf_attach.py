@@ -262,6 +262,28 @@ def test_arguments_that_decode_no_plain_sequence_are_refused(ward, name) -> None
     nothing_happened(ward)
 
 
+@pytest.mark.parametrize("n", [0, -3])
+def test_no_new_tokens_are_refused_before_anything_is_computed(ward, n) -> None:
+    with pytest.raises(StateMismatch, match=f"max_new_tokens is {n}; generate at least 1"):
+        ward.cache.generate(TOKENS, max_new_tokens=n)
+    config = transformers.GenerationConfig(max_new_tokens=2)
+    config.max_new_tokens = n
+    with pytest.raises(StateMismatch, match="max_new_tokens"):
+        ward.cache.generate(TOKENS, generation_config=config)
+    nothing_happened(ward)
+
+
+@pytest.mark.parametrize("call", ["generate", "prefill"])
+def test_an_id_that_the_model_has_no_embedding_for_is_refused(ward, call) -> None:
+    size = ward.cache.model.get_input_embeddings().num_embeddings
+    prompt = TOKENS.copy()
+    prompt[7] = size
+    arguments = {"max_new_tokens": 2} if call == "generate" else {}
+    with pytest.raises(StateMismatch, match=f"token id {size} at 7 is none of the model's {size}"):
+        getattr(ward.cache, call)(prompt, **arguments)
+    nothing_happened(ward)
+
+
 @pytest.mark.parametrize("name", ["num_beams", "num_return_sequences", "cache_implementation"])
 def test_a_generation_config_is_refused_for_the_same(ward, name) -> None:
     config = transformers.GenerationConfig(max_new_tokens=2, **REFUSED[name])

@@ -61,6 +61,9 @@ def checked_arguments(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
                 "ignored by the cache. Call model.generate directly for this request"
             )
     config = copy(arguments.get("generation_config") or model.generation_config)
+    most = arguments.get("max_new_tokens", getattr(config, "max_new_tokens", None))
+    if most is not None and most < 1:
+        raise StateMismatch(f"max_new_tokens is {most}; generate at least 1, or call prefill to only fill the cache")
     given = {key: value for key, value in arguments.items() if key not in ("generation_config", "streamer")}
     config.update(return_dict_in_generate=True, **given)
     for name in _ONE_SEQUENCE:

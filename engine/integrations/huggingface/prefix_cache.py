@@ -153,6 +153,7 @@ class PrefixCache:
         `approximate` opts in to replays of one window only (see docs/howto/attach-your-model.md).
         """
         prompt = as_prompt(tokens)
+        self._check_vocabulary(prompt)
         timings = Timings()
         prefill = self._resume(prompt, namespace, deadline_s, traceparent, approximate, timings)
         try:
@@ -183,6 +184,15 @@ class PrefixCache:
         prefill.tokens, prefill.position = seen, len(seen)
         prefill.checkpoints[len(seen)] = boundary
         return self._commit_new(prefill)
+
+    def _check_vocabulary(self, prompt: TokenArray) -> None:
+        """Raises `StateMismatch` for an id the model has no embedding for: on a GPU it would end the process."""
+        size = getattr(self.model.get_input_embeddings(), "num_embeddings", None)
+        if size is not None and int(prompt.max()) >= size:
+            raise StateMismatch(
+                f"token id {int(prompt.max())} at {int(prompt.argmax())} is none of the model's {size}; "
+                "was the prompt made with another tokenizer?"
+            )
 
     def _resume(
         self,
