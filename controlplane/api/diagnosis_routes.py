@@ -6,10 +6,11 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 
 from controlplane.api.read_routes import Limit, Minutes, Since, window_of
 from controlplane.api.security import SettingsOf, StoreOf, Viewer
+from controlplane.api.vitals import Vitals
 from controlplane.clock import utc_now
 from controlplane.errors import NotFound
 from controlplane.insight.doctor import RULES, examine
@@ -125,6 +126,7 @@ class Diagnosis:
 
 @router.get("/v1/doctor")
 def doctor(
+    request: Request,
     _caller: Viewer,
     store: StoreOf,
     settings: SettingsOf,
@@ -137,5 +139,7 @@ def doctor(
     with store.read() as session:
         if engine is not None:
             get_engine(session, engine, now)
-        facts = gather(session, settings, now, window_of(since, None, minutes), engine)
+        window = window_of(since, None, minutes)
+        vitals: Vitals = request.app.state.vitals
+        facts = gather(session, settings, now, window, engine, vitals.refusals())
     return Diagnosis(engines=[engine.id for engine in facts.engines], rules=len(RULES), findings=examine(facts))

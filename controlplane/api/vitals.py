@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from controlplane.clock import utc_now
 from controlplane.errors import ControlPlaneError
 from controlplane.ingest.outcome import IngestOutcome
+from controlplane.insight.doctor_facts import Refusals
 from controlplane.settings import Settings
 from controlplane.store import queries
 from controlplane.store.queries_counts import steering_counts
@@ -36,6 +37,8 @@ class Vitals:
         ProcessCollector(registry=self.registry)
         self.registry.register(_Fleet(store, settings, leads))
         self._items = self._counter("kvdeck_ingest_items", "Spans and metric points by what became of them.", "of fate")
+        self._rejected = self._counter("kvdeck_ingest_rejected", "Items that cannot be used, by why.", "of reason")
+        self._refusals: dict[tuple[str, str], Refusals] = {}
         self._bytes = self._counter("kvdeck_ingest_bytes", "Bytes of OTLP bodies received.", "of")
         self._exports = self._counter("kvdeck_ingest_exports", "OTLP exports by how they were answered.", "of status")
         self._lag = Histogram(
@@ -60,6 +63,7 @@ class Vitals:
     def refused(self, of: str, code: str) -> None:
         """All of an export was turned away with an error of this code."""
         self._exports.labels(of, code).inc()
+        self._note(f"exports of {of}", code, 1)
 
     def stored(self, of: str, outcome: IngestOutcome) -> None:
         """An export is in the store."""
@@ -67,12 +71,24 @@ class Vitals:
         for fate in ("accepted", "ignored", "repeated"):
             self._items.labels(of, fate).inc(getattr(outcome, fate))
         self._items.labels(of, "rejected").inc(outcome.rejected_total)
+        for reason, n in outcome.rejected_by.items():
+            self._rejected.labels(of, reason).inc(n)
+            self._note(of, reason, n)
         for kind, n in outcome.tokens.items():
             self._tokens.labels(kind).inc(n)
         for word, n in outcome.requests.items():
             self._requests.labels(word).inc(n)
         if outcome.newest is not None:
             self._lag.labels(of).observe(max(0.0, (utc_now() - outcome.newest).total_seconds()))
+
+    def refusals(self) -> list[Refusals]:
+        """What was turned away since this process began, for the doctor."""
+        return list(self._refusals.values())
+
+    def _note(self, of: str, reason: str, n: int) -> None:
+        before = self._refusals.get((of, reason))
+        count = n + (before.count if before else 0)
+        self._refusals[of, reason] = Refusals(of=of, reason=reason, count=count, last_at=utc_now())
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """A request of the API was answered."""

@@ -18,10 +18,36 @@ from controlplane.store.columns import EPOCH, micros
 from controlplane.store.query_types import STATES
 
 MAX_INT = (1 << 63) - 1
+# So that sums over millions of prefixes or requests stay inside 64 bits, in both databases.
+MOST_TOKENS = 1 << 32
+MOST_BYTES = 1 << 50
+MOST_VERSION = 1 << 53
+MOST_CAUSES = 32
+EARLIEST = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+MOST_AHEAD = dt.timedelta(days=1)
+
+REASONS: Mapping[str, str] = {
+    "attribute": "an attribute is missing, of another type, or out of its range",
+    "document": "`objects` or `checkpoints` is no JSON of the right form",
+    "ids": "a trace id is not 16 bytes, a span id not 8, or one is all zero",
+    "loss": "the causes of loss add up to more than was lost, or are too many",
+    "metric": "a kind of metric or a temporality that is not kept",
+    "state": "a state that prefixes do not have",
+    "time": "no time, one before 2020, or one more than a day ahead of this machine",
+    "too_old": "from before the hour in which a second delivery is known",
+    "value": "a metric's value, count or bucket that is no number or too large",
+}
+"""Why an item is refused, as `kvdeck_ingest_rejected` counts it. Beside these, the code with which all of an engine's
+items were turned away (`engine_unknown`, `engine_boot`, `otlp_resource`)."""
 
 
 class BadFact(Exception):
-    """A span or snapshot entry that does not keep the wire contract; the text says which field."""
+    """A span, point or snapshot entry that does not keep the wire contract; the text says which field, `reason` is one
+    of REASONS."""
+
+    def __init__(self, text: str, reason: str = "attribute") -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 def _attribute(name: str) -> str:
@@ -44,7 +70,10 @@ _DOTTED = {
 }
 
 Count = Annotated[int, Meta(ge=0, le=MAX_INT)]
-Ordinal = Annotated[int, Meta(ge=1, le=MAX_INT)]
+Tokens = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
+Bytes = Annotated[int, Meta(ge=0, le=MOST_BYTES)]
+Life = Annotated[int, Meta(ge=1, le=MAX_INT)]
+Version = Annotated[int, Meta(ge=1, le=MOST_VERSION)]
 Id = Annotated[str, Meta(min_length=1, max_length=32)]
 Word = Annotated[str, Meta(min_length=1, max_length=24)]
 Cause = Annotated[str, Meta(min_length=1, max_length=32)]
@@ -56,9 +85,9 @@ class CheckpointFact(Struct, frozen=True, kw_only=True):
     """A boundary the prefix holds objects for."""
 
     checkpoint_id: Id = field(name="id")
-    boundary: Count
-    kinds: list[Any] = []
-    tiers: list[Any] = []
+    boundary: Tokens
+    kinds: Annotated[list[Cause], Meta(max_length=32)] = []
+    tiers: Annotated[list[Cause], Meta(max_length=32)] = []
 
 
 class TransitionFact(Struct, frozen=True, kw_only=True, rename=_attribute):
@@ -71,20 +100,20 @@ class TransitionFact(Struct, frozen=True, kw_only=True, rename=_attribute):
     prefix_id: Id
     parent_id: Annotated[str, Meta(max_length=32)] = ""
     namespace: Namespace = "default"
-    life: Ordinal
-    version: Ordinal
+    life: Life
+    version: Version
     state_from: Word
     state_to: Word
     cause: Cause
     reason: Reason = "none"
     at_us: int
     monotonic_ns: Count = 0
-    tokens: Count
-    pages: Count = 0
-    bytes_moved: Count = 0
-    gpu_bytes: Count = 0
-    host_bytes: Count = 0
-    disk_bytes: Count = 0
+    tokens: Tokens
+    pages: Tokens = 0
+    bytes_moved: Bytes = 0
+    gpu_bytes: Bytes = 0
+    host_bytes: Bytes = 0
+    disk_bytes: Bytes = 0
     objects: str = "{}"
     checkpoints: list[CheckpointFact] | None = None
     pinned: bool = False
@@ -139,18 +168,41 @@ class AcquireFact:
 
 
 _LOST = "kvcache.lost."
+_CAUSE = re.compile(r"[a-z][a-z0-9_]{0,31}")
 UNKNOWN_LOSS = "unknown"
 Fact = TransitionFact | ValidationFact | AcquireFact
 
 
-def read_span(span: Span) -> Fact | None:
-    """The fact in a span; None for spans the store keeps nothing of. Raises BadFact."""
+def read_span(span: Span, latest_ns: int = MAX_INT) -> Fact | None:
+    """The fact in a span; None for spans the store keeps nothing of. Raises BadFact, also for one that says it began
+    (or its prefix's life did) after `latest_ns`."""
     reader = _READERS.get(span.name)
     if reader is None:
         return None
-    if not 0 < span.start_time_unix_nano <= MAX_INT:
-        raise BadFact("start time is absent")
-    return reader(span)
+    check_time("start time", span.start_time_unix_nano, latest_ns)
+    if len(span.trace_id) != 16 or len(span.span_id) != 8 or not any(span.trace_id) or not any(span.span_id):
+        raise BadFact(f"ids of {len(span.trace_id)} and {len(span.span_id)} bytes are not 16 and 8, or are zero", "ids")
+    fact = reader(span)
+    if isinstance(fact, TransitionFact) and fact.life > latest_ns:
+        raise BadFact(f"life {fact.life} began in the future", "time")
+    return fact
+
+
+def check_time(name: str, nanoseconds: int, latest_ns: int) -> None:
+    """Raises BadFact for a time that would never be forgotten, or was before there was anything to tell."""
+    if not nanoseconds:
+        raise BadFact(f"{name} is absent", "time")
+    if not _EARLIEST_NS <= nanoseconds <= latest_ns:
+        side = "before 2020" if nanoseconds < _EARLIEST_NS else "in the future"
+        raise BadFact(f"{name} {nanoseconds} ns is {side}: the engine's clock is wrong", "time")
+
+
+def latest_ns(now: dt.datetime) -> int:
+    """The latest time that is believed at `now`, in nanoseconds since 1970."""
+    return micros(now + MOST_AHEAD) * 1000
+
+
+_EARLIEST_NS = micros(EARLIEST) * 1000
 
 
 def read_transition(entry: Mapping[str, Any], at: dt.datetime) -> TransitionFact:
@@ -180,12 +232,12 @@ class Fields:
         return self.text(name, longest=longest, default="") or None if self._values.get("kvcache." + name) else None
 
     def count(self, name: str, *, least: int = 0, default: int | None = None) -> int:
-        """A whole number from `least`, or the default when it is absent."""
+        """A whole number of tokens from `least`, or the default when it is absent."""
         value = self._values.get("kvcache." + name)
         if value is None and default is not None:
             return default
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_INT:
-            raise BadFact(f"{name} must be a whole number from {least}, got {value!r}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_TOKENS:
+            raise BadFact(f"{name} must be a whole number from {least} to {MOST_TOKENS}, got {value!r}")
         return value
 
 
@@ -207,7 +259,7 @@ def _transition(values: dict[str, Any]) -> TransitionFact:
     except msgspec.ValidationError as error:
         raise BadFact(_why(error, values)) from None
     if fact.state_to not in STATES:
-        raise BadFact(f"state.to {fact.state_to!r} is not one of {', '.join(STATES)}")
+        raise BadFact(f"state.to {fact.state_to!r} is not one of {', '.join(STATES)}", "state")
     for name in _TEXTS:  # Postgres cannot hold it, and would refuse the whole batch
         if "\0" in getattr(fact, name):
             raise BadFact(f"{_DOTTED.get(name, name)} holds a NUL character")
@@ -222,22 +274,34 @@ def _objects(document: Any) -> str:
     """The document's text, once it is proved to be one. A JSON text may not say NUL either."""
     text = document if isinstance(document, str) else json.dumps(document)
     try:
-        _OBJECTS.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError):
-        raise BadFact("objects must map object kinds to tiers to bytes") from None
+        decoded = _OBJECTS.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        raise BadFact("objects must map object kinds to tiers to bytes", "document") from None
+    if not all(_is_plain(name) for kind, tiers in decoded.items() for name in (kind, *tiers)):
+        raise BadFact("objects names kinds or tiers with characters that cannot be kept", "document")
     return text
+
+
+def _is_plain(name: str) -> bool:
+    """Whether both databases can hold a text: no NUL, no half of a surrogate pair."""
+    return name.isprintable()
 
 
 def _checkpoints(document: Any) -> list[CheckpointFact]:
     try:
         if isinstance(document, str):
-            return _CHECKPOINTS.decode(document)
-        return msgspec.convert(document, list[CheckpointFact])
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeEncodeError) as error:
-        raise BadFact(f"checkpoints must be a list of {{id, boundary, kinds, tiers}}: {error}") from None
+            found = _CHECKPOINTS.decode(document)
+        else:
+            found = msgspec.convert(document, list[CheckpointFact])
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeEncodeError, RecursionError) as error:
+        text = f"checkpoints must be a list of {{id, boundary, kinds, tiers}}: {error}"
+        raise BadFact(text, "document") from None
+    if not all(_is_plain(name) for one in found for name in (one.checkpoint_id, *one.kinds, *one.tiers)):
+        raise BadFact("checkpoints has characters that cannot be kept", "document")
+    return found
 
 
-_OBJECTS = msgspec.json.Decoder(dict[Id, dict[Id, Count]])
+_OBJECTS = msgspec.json.Decoder(dict[Id, dict[Id, Bytes]])
 _CHECKPOINTS = msgspec.json.Decoder(list[CheckpointFact])
 _NAMED = re.compile(r"`(?:\$\.)?kvcache\.([a-z_.]+)`$")
 
@@ -254,7 +318,7 @@ def _why(error: msgspec.ValidationError, values: Mapping[str, Any]) -> str:
 
 def _in_words(kind: msgspec.inspect.Type) -> str:
     if isinstance(kind, msgspec.inspect.IntType):
-        return f"a whole number from {kind.ge or 0}"
+        return f"a whole number from {kind.ge or 0} to {kind.le}"
     if isinstance(kind, msgspec.inspect.StrType):
         return f"a text of {kind.min_length or 0} to {kind.max_length} characters"
     return "true or false"
@@ -304,11 +368,15 @@ def _lost(values: Mapping[str, Any], fields: Fields, lost_tokens: int) -> dict[s
     lost = {
         name[len(_LOST) :]: fields.count(name.removeprefix("kvcache."), least=1)
         for name in values
-        if name.startswith(_LOST) and name != f"{_LOST}prefix.id" and len(name) <= len(_LOST) + 32
+        if name.startswith(_LOST) and name != f"{_LOST}prefix.id" and _CAUSE.fullmatch(name, len(_LOST))
     }
+    if len(lost) > MOST_CAUSES:
+        raise BadFact(f"{len(lost)} causes of loss are more than {MOST_CAUSES}", "loss")
     rest = lost_tokens - sum(lost.values())
     if rest < 0:
-        raise BadFact(f"the causes of loss add up to {sum(lost.values())} tokens, of {lost_tokens} that were no hit")
+        raise BadFact(
+            f"the causes of loss add up to {sum(lost.values())} tokens, of {lost_tokens} that were no hit", "loss"
+        )
     return {**lost, UNKNOWN_LOSS: rest} if rest else lost
 
 

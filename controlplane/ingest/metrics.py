@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from controlplane.clock import Clock, floor_minute, utc_now
 from controlplane.errors import ControlPlaneError
 from controlplane.ingest.engines import require_engine_row
-from controlplane.ingest.facts import BadFact
+from controlplane.ingest.facts import BadFact, latest_ns
 from controlplane.ingest.gaps import ask_for_snapshot
 from controlplane.ingest.growth import Growth, Heard, growth, is_repeat, merged
 from controlplane.ingest.outcome import SCOPE, IngestOutcome, Sender, sender_of
@@ -41,23 +41,25 @@ def ingest_metrics(session: Session, request: ExportMetricsServiceRequest, *, cl
         except ControlPlaneError as error:
             outcome.refuse(error, sum(len(scope.metrics) for scope in resource.scope_metrics))
             continue
-        _apply(session, sender, _read(resource, outcome), outcome)
+        now = clock()
+        _apply(session, sender, _read(resource, now, outcome), outcome)
         # Metrics come every few seconds even from an idle engine, so an overdue gap is noticed without traffic.
-        ask_for_snapshot(session, engine, clock())
+        ask_for_snapshot(session, engine, now)
     outcome.raise_if_all_refused()
     return outcome
 
 
-def _read(resource: ResourceMetrics, outcome: IngestOutcome) -> list[Point]:
+def _read(resource: ResourceMetrics, now: dt.datetime, outcome: IngestOutcome) -> list[Point]:
     points: list[Point] = []
+    latest = latest_ns(now)
     for scope in resource.scope_metrics:
         if scope.scope.name != SCOPE:
             outcome.ignored += len(scope.metrics)
             continue
         for metric in scope.metrics:
-            for read in read_metric(metric):
+            for read in read_metric(metric, latest):
                 if isinstance(read, BadFact):
-                    outcome.rejected[str(read)[:200]] += 1
+                    outcome.reject(read.reason, str(read))
                 else:
                     points.append(read)
     outcome.accepted += len(points)

@@ -26,7 +26,8 @@ class IngestOutcome:
     accepted: int = 0
     ignored: int = 0
     repeated: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)  # by reason
+    rejected: Counter[str] = field(default_factory=Counter)  # by what was wrong, in words
+    rejected_by: Counter[str] = field(default_factory=Counter)  # the same items by `facts.REASONS`, or an error's code
     refusals: list[ControlPlaneError] = field(default_factory=list)  # whole resources that were turned away
     newest: dt.datetime | None = None  # of the items that were accepted
     tokens: Counter[str] = field(default_factory=Counter)  # of requests that did not come before: prompt, usable...
@@ -47,10 +48,15 @@ class IngestOutcome:
         if at is not None:
             self.newest = at if self.newest is None else max(self.newest, at)
 
+    def reject(self, reason: str, text: str, items: int = 1) -> None:
+        """Note that items cannot be used; `text` is for the sender, `reason` is what is counted."""
+        self.rejected[text[:200]] += items
+        self.rejected_by[reason] += items
+
     def refuse(self, error: ControlPlaneError, items: int) -> None:
         """Note that a resource's items were all turned away."""
         self.refusals.append(error)
-        self.rejected[error.message] += items
+        self.reject(error.code, error.message, items)
 
     def raise_if_all_refused(self) -> None:
         """One engine's export that is refused is an error to its sender; among others' it is a partial success."""
@@ -70,13 +76,17 @@ def sender_of(resource: Resource) -> Sender:
     """Who a resource is. Raises BadRequest when it does not say."""
     attributes = attributes_of(resource.attributes)
     engine_id, boot_id = attributes.get("kvdeck.engine.id"), attributes.get("kvdeck.engine.boot_id")
-    if not isinstance(engine_id, str) or not isinstance(boot_id, str):
+    if not _is_name(engine_id) or not _is_name(boot_id):
         raise BadRequest(
             "otlp_resource",
-            "The resource has no kvdeck.engine.id and kvdeck.engine.boot_id.",
+            "The resource has no kvdeck.engine.id and kvdeck.engine.boot_id of 1 to 64 printable characters.",
             "Send the engine's own telemetry here, other services' to a tracing backend.",
         )
-    return Sender(engine_id, boot_id)
+    return Sender(str(engine_id), str(boot_id))
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= 64 and value.isprintable()
 
 
 def named_engines(message: Message) -> Iterator[str]:

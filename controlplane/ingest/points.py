@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,12 +15,16 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     NumberDataPoint,
 )
 
-from controlplane.ingest.facts import MAX_INT, BadFact
+from controlplane.ingest.facts import MAX_INT, BadFact, check_time
 from controlplane.ingest.otlp import attributes_of
 from controlplane.store.columns import EPOCH
 from controlplane.store.series_key import series_key
 
 LONGEST_KEY = 256
+MOST_BUCKETS = 256
+MOST_COUNT = 1 << 53
+MOST_VALUE = 1e18
+"""So that no sum of a minute, and no float, grows over what is a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +54,7 @@ class Point:
         return self.name, self.attributes
 
 
-def read_metric(metric: Metric) -> Iterator[Point | BadFact]:
+def read_metric(metric: Metric, latest_ns: int = MAX_INT) -> Iterator[Point | BadFact]:
     """The points of one metric; a point that cannot be used comes as the reason why."""
     kind = metric.WhichOneof("data")
     raw: list[NumberDataPoint | HistogramDataPoint]
@@ -64,27 +69,30 @@ def read_metric(metric: Metric) -> Iterator[Point | BadFact]:
             temporality = metric.histogram.aggregation_temporality
         case _:
             yield BadFact(
-                f"{metric.name}: a {kind or 'metric without data'} is not kept; use counter, gauge, histogram"
+                f"{metric.name}: a {kind or 'metric without data'} is not kept; use counter, gauge, histogram", "metric"
             )
             return
     for data in raw:
         try:
             if temporality not in (None, AGGREGATION_TEMPORALITY_CUMULATIVE):
-                raise BadFact("temporality must be cumulative")
-            yield _read_point(metric.name, data, cumulative=cumulative)
+                raise BadFact("temporality must be cumulative", "metric")
+            yield _read_point(metric.name, data, latest_ns, cumulative=cumulative)
         except BadFact as error:
-            yield BadFact(f"{metric.name}: {error}")
+            yield BadFact(f"{metric.name}: {error}", error.reason)
 
 
-def _read_point(name: str, data: NumberDataPoint | HistogramDataPoint, *, cumulative: bool) -> Point:
+def _read_point(name: str, data: NumberDataPoint | HistogramDataPoint, latest_ns: int, *, cumulative: bool) -> Point:
     key = series_key(attributes_of(data.attributes))
-    if len(name) > 64 or len(key) > LONGEST_KEY:
-        raise BadFact(f"name or attributes are longer than 64 and {LONGEST_KEY} characters")
-    if not 0 < data.time_unix_nano <= MAX_INT:
-        raise BadFact("time is absent")
+    if not 0 < len(name) <= 64 or len(key) > LONGEST_KEY:
+        raise BadFact(f"name or attributes are longer than 64 and {LONGEST_KEY} characters, or absent")
+    if not name.isprintable() or not key.isprintable():
+        raise BadFact("name or attributes have characters that cannot be kept")
+    check_time("time", data.time_unix_nano, latest_ns)
     value = data.sum if isinstance(data, HistogramDataPoint) else _number(data)
-    if not math.isfinite(value):
-        raise BadFact(f"value {value} is not finite")
+    if not math.isfinite(value) or abs(value) > MOST_VALUE:
+        raise BadFact(f"value {value} is not finite, or over {MOST_VALUE:g}", "value")
+    if isinstance(data, HistogramDataPoint) and data.count > MOST_COUNT:
+        raise BadFact(f"count {data.count} is over {MOST_COUNT}", "value")
     return Point(
         name=name,
         attributes=key,
@@ -104,13 +112,17 @@ def _number(data: NumberDataPoint) -> float:
         case "as_double":
             return data.as_double
         case _:
-            raise BadFact("value is absent")
+            raise BadFact("value is absent", "value")
 
 
 def _buckets(data: HistogramDataPoint) -> Buckets:
     bounds, counts = list(data.explicit_bounds), list(data.bucket_counts)
     if len(counts) != len(bounds) + 1:
-        raise BadFact(f"{len(bounds)} bounds do not fit {len(counts)} buckets")
+        raise BadFact(f"{len(bounds)} bounds do not fit {len(counts)} buckets", "value")
+    if len(counts) > MOST_BUCKETS or max(counts) > MOST_COUNT:
+        raise BadFact(f"over {MOST_BUCKETS} buckets, or over {MOST_COUNT} in one", "value")
+    if not all(map(math.isfinite, bounds)) or any(low >= high for low, high in itertools.pairwise(bounds)):
+        raise BadFact("bounds must be finite and rise", "value")
     return Buckets(bounds=bounds, counts=counts)
 
 

@@ -14,14 +14,13 @@ from controlplane.clock import Clock, utc_now
 from controlplane.errors import ControlPlaneError
 from controlplane.ingest.dedupe import claim_unseen, span_key
 from controlplane.ingest.engines import require_engine_row
-from controlplane.ingest.facts import AcquireFact, BadFact, Fact, TransitionFact, ValidationFact, read_span
+from controlplane.ingest.facts import AcquireFact, BadFact, Fact, TransitionFact, ValidationFact, latest_ns, read_span
 from controlplane.ingest.gaps import ask_for_snapshot
 from controlplane.ingest.history import apply_served, apply_transitions
 from controlplane.ingest.losses import add_losses, keep_requests
 from controlplane.ingest.outcome import SCOPE, IngestOutcome, sender_of
 from controlplane.ingest.rollups import add_failures, add_requests, add_validations
 from controlplane.store.models import Engine
-
 
 TOO_OLD = "requests and validations from before the hour in which a second delivery is known; not counted again"
 
@@ -57,19 +56,20 @@ def ingest_traces(session: Session, request: ExportTraceServiceRequest, *, clock
         except ControlPlaneError as error:
             outcome.refuse(error, sum(len(scope.spans) for scope in resource.scope_spans))
             continue
-        _apply(session, engine, _read(resource, outcome), clock(), outcome)
-        ask_for_snapshot(session, engine, clock())
+        now = clock()
+        _apply(session, engine, _read(resource, now, outcome), now, outcome)
+        ask_for_snapshot(session, engine, now)
     outcome.raise_if_all_refused()
     return outcome
 
 
-def _read(resource: ResourceSpans, outcome: IngestOutcome) -> _Batch:
-    batch = _Batch()
+def _read(resource: ResourceSpans, now: dt.datetime, outcome: IngestOutcome) -> _Batch:
+    batch, latest = _Batch(), latest_ns(now)
     for span in _our_spans(resource, outcome):
         try:
-            fact = read_span(span)
+            fact = read_span(span, latest)
         except BadFact as error:
-            outcome.rejected[f"{span.name}: {error}"[:200]] += 1
+            outcome.reject(error.reason, f"{span.name}: {error}")
             continue
         if fact is None:
             outcome.ignored += 1
@@ -97,7 +97,7 @@ def _apply(session: Session, engine: Engine, batch: _Batch, now: dt.datetime, ou
     outcome.repeated += len(summed) - len(unseen) - claim.too_old
     if claim.too_old:
         outcome.accepted -= claim.too_old
-        outcome.rejected[TOO_OLD] += claim.too_old
+        outcome.reject("too_old", TOO_OLD, claim.too_old)
     acquires = [fact for key, fact in batch.acquires.items() if key in unseen]
     add_validations(session, engine_id, (fact for key, fact in batch.validations.items() if key in unseen))
     _count(batch, acquires, outcome)

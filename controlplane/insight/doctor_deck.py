@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator
 
+from controlplane.ingest.facts import REASONS
 from controlplane.insight.doctor_facts import DeckFacts, EngineFacts
 from controlplane.insight.doctor_rule import GIB, Found, Rule, Severity
 
@@ -91,6 +92,17 @@ def _is_late(every_seconds: int | None, last_run_at: dt.datetime | None, at: dt.
     return (at - last_run_at).total_seconds() > OVERDUE_TIMES * every_seconds + OVERDUE_SECONDS
 
 
+def _refused(facts: DeckFacts) -> Iterator[Found]:
+    for refused in facts.refused:
+        if refused.last_at >= facts.window.since:
+            why = REASONS.get(refused.reason, refused.reason)
+            yield Found(
+                summary=f"{refused.count:,} {refused.of} were refused since this control plane began: {why}",
+                evidence={"of": refused.of, "reason": refused.reason, "count": refused.count},
+                since=refused.last_at,
+            )
+
+
 LARGE_BYTES = {"sqlite": 8 * GIB, "postgresql": 64 * GIB}
 
 
@@ -136,6 +148,11 @@ DECK_RULES: tuple[Rule, ...] = (
         name="leader_missing", severity=Severity.SEVERE, look=_leader,
         looks_for=f"policies whose last run is older than {OVERDUE_TIMES} times their interval and {OVERDUE_SECONDS} s",
         advice="Start a control plane (`kvdeck serve`); with several, look at the database's locks.",
+    ),
+    Rule(
+        name="telemetry_refused", severity=Severity.WARNING, look=_refused,
+        looks_for="spans, points or whole exports that could not be used, by reason",
+        advice="The control plane's log names the field; engines of another version, or a clock that is a day off?",
     ),
     Rule(
         name="database_growing", severity=Severity.WARNING, look=_database,

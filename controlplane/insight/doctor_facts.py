@@ -103,6 +103,16 @@ class StoreFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refusals:
+    """Telemetry that this control plane turned away since it began, for one reason."""
+
+    of: str
+    reason: str
+    count: int
+    last_at: dt.datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeckFacts:
     """Everything a rule may look at."""
 
@@ -112,3 +122,4 @@ class DeckFacts:
     commands: tuple[FailedCommands, ...]
     policies: tuple[PolicyFacts, ...]
     store: StoreFacts
+    refused: tuple[Refusals, ...] = ()

@@ -19,6 +19,7 @@ from controlplane.insight.doctor_facts import (
     EngineFacts,
     FailedCommands,
     PolicyFacts,
+    Refusals,
     StoreFacts,
     Thrash,
     TierIo,
@@ -39,7 +40,7 @@ from controlplane.store.models import (
     RequestRecord,
 )
 from controlplane.store.queries_engines import EngineView, list_engines
-from controlplane.store.queries_minutes import metric_minutes
+from controlplane.store.queries_minutes import MetricMinute, metric_minutes
 from controlplane.store.queries_series import FAILED, bucket_quantile
 from controlplane.store.query_types import TimeRange, inside
 
@@ -49,9 +50,14 @@ FAILURES_LOOKED_AT = 20
 
 
 def gather(
-    session: Session, settings: Settings, now: dt.datetime, window: TimeRange, engine_id: str | None = None
+    session: Session,
+    settings: Settings,
+    now: dt.datetime,
+    window: TimeRange,
+    engine_id: str | None = None,
+    refused: Sequence[Refusals] = (),
 ) -> DeckFacts:
-    """The facts of one engine, or of all, over a range."""
+    """The facts of one engine, or of all, over a range. `refused` is what only the process at the door knows."""
     engines = list_engines(
         session,
         now,
@@ -59,24 +65,46 @@ def gather(
         unreachable_seconds=settings.engine_unreachable_seconds,
     )
     chosen = [engine for engine in engines if engine_id in (None, engine.id)]
+    # Of all engines at once: one by one, each reads the rows of all others over.
+    recoveries, io, dropped = (
+        _by_engine(metric_minutes(session, f"kvcache.{name}", window, engine_id))
+        for name in ("recoveries", "tier.io.duration", "telemetry.dropped")
+    )
     return DeckFacts(
         at=now,
         window=window,
-        engines=tuple(_engine(session, engine, window) for engine in chosen),
+        engines=tuple(
+            _engine(session, engine, window, recoveries[engine.id], io[engine.id], dropped[engine.id])
+            for engine in chosen
+        ),
         commands=_failed_commands(session, window, [engine.id for engine in chosen]),
         policies=tuple(_policy(session, policy) for policy in session.scalars(select(Policy).order_by(Policy.name))),
         store=_store(session, settings, now),
+        refused=tuple(refused),
     )
 
 
-def _engine(session: Session, engine: EngineView, window: TimeRange) -> EngineFacts:
-    ok, failed = _recoveries(session, engine.id, window)
-    dropped = metric_minutes(session, "kvcache.telemetry.dropped", window, engine.id)
+def _by_engine(rows: Sequence[MetricMinute]) -> dict[str, list[MetricMinute]]:
+    found: dict[str, list[MetricMinute]] = defaultdict(list)
+    for row in rows:
+        found[row.engine_id].append(row)
+    return found
+
+
+def _engine(
+    session: Session,
+    engine: EngineView,
+    window: TimeRange,
+    recoveries: Sequence[MetricMinute],
+    io: Sequence[MetricMinute],
+    dropped: Sequence[MetricMinute],
+) -> EngineFacts:
+    ok, failed = _recoveries(recoveries)
     return EngineFacts(
         now=engine,
         why=why_in_window(session, window, engine.id),
         thrash=_thrash(session, engine.id, window),
-        io=_io(session, engine.id, window),
+        io=_io(io),
         curve=_curve(session, engine),
         dropped_spans=round(sum(row.delta for row in dropped)),
         recoveries=ok + failed,
@@ -91,9 +119,9 @@ def _engine(session: Session, engine: EngineView, window: TimeRange) -> EngineFa
     )
 
 
-def _recoveries(session: Session, engine_id: str, window: TimeRange) -> tuple[int, int]:
+def _recoveries(rows: Sequence[MetricMinute]) -> tuple[int, int]:
     ok = failed = 0.0
-    for row in metric_minutes(session, "kvcache.recoveries", window, engine_id):
+    for row in rows:
         if row.attributes.get("outcome") in FAILED:
             failed += row.delta
         else:
@@ -118,9 +146,9 @@ def _thrash(session: Session, engine_id: str, window: TimeRange) -> tuple[Thrash
     return tuple(Thrash(namespace=name, evicted=count, came_back=back[name]) for name, count in sorted(evicted.items()))
 
 
-def _io(session: Session, engine_id: str, window: TimeRange) -> tuple[TierIo, ...]:
+def _io(rows: Sequence[MetricMinute]) -> tuple[TierIo, ...]:
     grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for row in metric_minutes(session, "kvcache.tier.io.duration", window, engine_id):
+    for row in rows:
         if row.bucket_deltas is not None:
             key = (row.attributes.get("tier", ""), row.attributes.get("direction", ""))
             grouped[key].append(row.bucket_deltas)

@@ -42,9 +42,15 @@ CHECKS = [
     response_schema_conformance,
     response_headers_conformance,
 ]
-EXAMPLES = {Role.OPERATOR: 12, Role.ADMIN: 4, Role.VIEWER: 4, Role.ENGINE: 6}
+EXAMPLES = {Role.OPERATOR: 8, Role.ADMIN: 3, Role.VIEWER: 2, Role.ENGINE: 3}
 """Requests a call and kind (that fit the description, and that do not), by role."""
 MODES = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
+
+
+@schemathesis.serializer("application/x-protobuf")
+def as_it_is(_context: Any, value: Any) -> bytes:
+    """OTLP bodies are bytes to the description; test_ingest_bad_input.py has those that are nearly right."""
+    return value if isinstance(value, bytes) else json.dumps(value, default=repr).encode()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

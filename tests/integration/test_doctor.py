@@ -61,10 +61,10 @@ def test_prefixes_made_again_soon_after_their_eviction_are_thrashing(store) -> N
         at = NOW - dt.timedelta(minutes=20)
         soon = number < 20
         again = at + dt.timedelta(minutes=2 if soon else 15)
-        send(store, spans.transition(1, prefix=prefix, at=at - dt.timedelta(minutes=5), life=life + number))
-        send(store, spans.transition(2, "EVICTED", prefix=prefix, at=at, life=life + number, cause="cap"))
+        send(store, spans.transition(1, prefix=prefix, at=at - dt.timedelta(minutes=5), life=life + number), now=NOW)
+        send(store, spans.transition(2, "EVICTED", prefix=prefix, at=at, life=life + number, cause="cap"), now=NOW)
         born = int(again.timestamp()) * 1_000_000_000 + number
-        send(store, spans.transition(1, prefix=prefix, at=again, life=born))
+        send(store, spans.transition(1, prefix=prefix, at=again, life=born), now=NOW)
     (thrash,) = facts_of(store).engines[0].thrash
     assert (thrash.namespace, thrash.evicted, thrash.came_back) == ("tenant-a", 24, 20)
     assert "namespace_thrashing" in found(store)

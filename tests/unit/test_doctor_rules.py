@@ -14,6 +14,7 @@ from controlplane.insight.doctor_facts import (
     EngineFacts,
     FailedCommands,
     PolicyFacts,
+    Refusals,
     StoreFacts,
     Thrash,
     TierIo,
@@ -105,6 +106,7 @@ BAD: dict[str, list[tuple[DeckFacts, str]]] = {
     "policy_failing": [(deck(policies=(replace(POLICY, failures_in_a_row=2, error="boom"),)), "warning")],
     "policy_paused": [(deck(policies=(replace(POLICY, paused=True, last_run_at=None),)), "notice")],
     "leader_missing": [(deck(policies=(replace(POLICY, last_run_at=NOW - dt.timedelta(seconds=166)),)), "severe")],
+    "telemetry_refused": [(deck(refused=(Refusals(of="spans", reason="time", count=3, last_at=NOW),)), "warning")],
     "database_growing": [
         (deck(store=replace(STORE, overdue={"requests": AGO})), "warning"),
         (deck(store=replace(STORE, size_bytes=8 * GIB)), "warning"),
@@ -113,6 +115,7 @@ BAD: dict[str, list[tuple[DeckFacts, str]]] = {
 
 FINE = [
     deck(),
+    deck(refused=(Refusals(of="spans", reason="time", count=3, last_at=AGO - dt.timedelta(seconds=1)),)),
     deck(engine({"desired_revision": 4}, behind_since=NOW - dt.timedelta(seconds=59))),
     deck(engine({"stats": {"io": {"disk": {"breaker": "half_open"}}}})),
     deck(engine(recoveries=9, failed_recoveries=9)),
