@@ -25,6 +25,7 @@ from pathlib import Path
 
 import httpx
 from playwright.sync_api import Browser, Page, sync_playwright
+from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
 from benchmarks.deck.databases import sqlite_url
 from benchmarks.deck.seed import seed, seed_losses
@@ -36,22 +37,8 @@ from dashboard.session import Filters
 
 PAINT_TARGET_S, REFRESH_TARGET_MS, READ_TARGET_MS = 2.0, 500, 500
 PATIENCE_MS = 180_000
+WHOLE_RUN = ForwardMsg.FINISHED_SUCCESSFULLY
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
-WAIT_FOR_RUN = """
-(label) => new Promise((resolve) => {
-  const app = document.querySelector('[data-testid="stApp"]');
-  const button = [...document.querySelectorAll('button')].find((one) => one.innerText.includes(label));
-  let started = performance.now(), ran = false;
-  const watch = new MutationObserver(() => {
-    const state = app.getAttribute('data-test-script-state');
-    if (state === 'running') { ran = true; }
-    if (ran && state === 'notRunning') { watch.disconnect(); resolve(performance.now() - started); }
-  });
-  watch.observe(app, {attributes: true, attributeFilter: ['data-test-script-state']});
-  started = performance.now();
-  button.click();
-})
-"""
 
 
 def reads(engine_minutes: int) -> dict[str, Callable[[], object]]:
@@ -80,6 +67,13 @@ def measure_reads(rounds: int) -> list[list[object]]:
                 read()
                 took.append((time.perf_counter() - began) * 1000)
             lines.append([f"read {name}, {minutes} min, ms", f"< {READ_TARGET_MS}", _of(took)])
+    return lines
+
+
+def _told(lines: list[list[object]]) -> list[list[object]]:
+    """The same lines, said at once: a long run that is stopped has not been for nothing."""
+    for what, _, measured in lines:
+        print(f"{what}: {measured}", file=sys.stderr, flush=True)
     return lines
 
 
@@ -125,10 +119,13 @@ def measure_sessions(
     """Rows of the table for so many sessions at once; they are closed again."""
     before = _rss_bytes(pid)
     pages: list[Page] = []
+    ends: list[float] = []
     paints: list[float] = []
     for _ in range(count):
         page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
         page.set_default_timeout(PATIENCE_MS)
+        if not pages:
+            _note_ends(page, ends)
         began = time.perf_counter()
         page.goto(f"{address}/?token={next(links)}")
         page.get_by_text("Needs attention").first.wait_for()
@@ -137,8 +134,7 @@ def measure_sessions(
         paints.append(time.perf_counter() - began)
         pages.append(page)
     pages[0].wait_for_timeout(6_000)  # everybody refreshes once
-    buttons = ["Resume" if number % 2 else "Pause" for number in range(rounds)]
-    refreshes = [float(pages[0].evaluate(WAIT_FOR_RUN, button)) for button in buttons]
+    refreshes = [_refresh_ms(pages[0], ends, "Resume" if number % 2 else "Pause") for number in range(rounds)]
     held = (_rss_bytes(pid) - before) / count
     for page in pages:
         page.context.close()
@@ -148,6 +144,27 @@ def measure_sessions(
         [f"{count} sessions: refresh, ms", f"< {REFRESH_TARGET_MS}", _of(refreshes)],
         [f"{count} sessions: memory a session, MiB", "-", f"{held / 2**20:,.1f}"],
     ]  # fmt: skip
+
+
+def _note_ends(page: Page, ends: list[float]) -> None:
+    """Note when each whole run of the script ends, by what the server says; parts that refresh alone do not count."""
+
+    def received(frame: str | bytes) -> None:
+        message = ForwardMsg.FromString(frame) if isinstance(frame, bytes) else ForwardMsg()
+        if message.WhichOneof("type") == "script_finished" and message.script_finished == WHOLE_RUN:
+            ends.append(time.perf_counter())
+
+    page.on("websocket", lambda socket: socket.on("framereceived", received))
+
+
+def _refresh_ms(page: Page, ends: list[float], button: str) -> float:
+    before, began = len(ends), time.perf_counter()
+    page.get_by_role("button", name=button).first.click()
+    while len(ends) == before:
+        page.wait_for_timeout(5)
+        if time.perf_counter() - began > PATIENCE_MS / 1000:
+            raise SystemExit(f"no run ended after a click on {button}")
+    return (ends[before] - began) * 1000
 
 
 def _rss_bytes(pid: int) -> int:
@@ -201,14 +218,14 @@ def main() -> None:
         size = Path(url.removeprefix("sqlite:///")).stat().st_size / 2**30
         seeded = f"seeded in {time.monotonic() - began:.0f} s, {size:.2f} GiB"
         print(f"{a.versions:,} versions of {a.engines} engines {seeded}", file=sys.stderr, flush=True)
-        lines = measure_reads(a.rounds)
+        lines = _told(measure_reads(a.rounds))
         counts = [int(count) for count in a.sessions.split(",") if count]
         if counts:
             links = _links(store, sum(counts))
             with served(url, folder, environment) as (address, pid), sync_playwright() as playwright:
                 browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
                 for count in counts:
-                    lines += measure_sessions(browser, address, pid, links, count, a.rounds)
+                    lines += _told(measure_sessions(browser, address, pid, links, count, a.rounds))
                 browser.close()
         store.dispose()
     columns = [("what", str), ("target", str), ("median / worst", str)]

@@ -18,6 +18,7 @@ ALL = "all"
 ROLES = ("viewer", "operator", "admin")
 MOST_WATCHED = 6
 
+_WRITTEN = "kv_written"
 _PERSON, _FILTERS, _PAUSED, _NOTICE, _WATCHED = "kv_person", "kv_filters", "kv_paused", "kv_notice", "kv_watched"
 
 
@@ -104,9 +105,9 @@ def leave_notice(text: str) -> None:
 
 
 def filters() -> Filters:
-    """The filters as chosen: from this tab's memory, at its first run from the address."""
+    """The filters as chosen: from this tab's memory; from the address at its first run, and when a link changed it."""
     found = st.session_state.get(_FILTERS)
-    if isinstance(found, Filters):
+    if isinstance(found, Filters) and not _came_by_link():
         return found
     query = st.query_params
     range_name = query.get("range", DEFAULT_RANGE)
@@ -117,7 +118,18 @@ def filters() -> Filters:
         range_name=range_name if range_name in RANGES else DEFAULT_RANGE,
     )
     st.session_state[_FILTERS] = chosen
+    st.session_state[_WRITTEN] = _in_address()
     return chosen
+
+
+def _came_by_link() -> bool:
+    """Whether the address says something that this tab did not write. An empty one is a change of page."""
+    said, written = _in_address(), st.session_state.get(_WRITTEN)
+    return any(said.values()) and written is not None and said != written
+
+
+def _in_address() -> dict[str, str | None]:
+    return {name: st.query_params.get(name) or None for name in ("engine", "group", "ns", "range")}
 
 
 def choose(*, engine: str | None, group: str | None, namespace: str | None, range_name: str | None) -> None:
@@ -140,6 +152,7 @@ def sync_filters() -> Filters:
             del st.query_params[name]
         elif value is not None and st.query_params.get(name) != value:
             st.query_params[name] = value
+    st.session_state[_WRITTEN] = _in_address()
     return chosen
 
 

@@ -118,7 +118,9 @@ def mode_over_time(points: pd.DataFrame, marks: pd.DataFrame, step_minutes: int 
         add_line(figure, values, look, hover="%{customdata}", step=True, step_minutes=step_minutes)
         names = [MODES[int(level)] if level is not None else "" for level in figure.data[-1].y]
         figure.data[-1].update(customdata=names)
-    figure.update_yaxes(tickvals=list(range(len(MODES))), ticktext=list(MODES), range=[-0.4, len(MODES) - 0.4], rangemode="normal")
+    figure.update_yaxes(
+        tickvals=list(range(len(MODES))), ticktext=list(MODES), range=[-0.4, len(MODES) - 0.4], rangemode="normal"
+    )
     figure.update_layout(showlegend=True)
     return add_marks(figure, marks)
 

@@ -22,9 +22,11 @@ from dashboard.wording import bytes_text, count_text, percent_text
 
 def page() -> None:
     """Draw the page."""
-    live(_attention)
-    follow.tray()
-    live(_numbers)
+    first = st.container()
+    live(_numbers)  # the quickest read is drawn first, though it stands second: the doctor looks at every engine
+    with first:
+        live(_attention)
+        follow.tray()
     live(_charts)
     st.subheader("Engines")
     live(_engines)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, expect, sync_playwright
-from sqlalchemy import update
+from sqlalchemy import select, update
 from test_dashboard_seed_series import GONE, LIVE, prefix_id
 from test_dashboard_stage import PATIENCE_MS, Deck, Visit
 
@@ -265,10 +265,11 @@ def test_caps_show_the_diff_ask_why_and_watch_until_engines_have_them(visit):
     visit.sign_in("operator")
     visit.open("Caps and mode")
     visit.page.get_by_label("Prefixes", exact=True).fill("5,000")
-    visit.page.get_by_label("Host bytes").fill("32 GiB")
+    visit.page.get_by_label("Host bytes", exact=True).fill("32 GiB")
     visit.page.get_by_role("button", name="Review the change").click()
     dialog = visit.page.get_by_role("dialog")
     expect(dialog.get_by_text("on top of revision")).to_be_visible()
+    expect(dialog.get_by_text("By the store, ")).to_be_visible(timeout=PATIENCE_MS)
     visit.shoot("caps_review")
     dialog.get_by_label("Reason").fill("twice the traffic is expected")
     dialog.get_by_role("button", name="Apply").click()
@@ -279,6 +280,72 @@ def test_caps_show_the_diff_ask_why_and_watch_until_engines_have_them(visit):
     visit.see(f"{LIVE} applied: runs revision 99")
     visit.see(f"{GONE} silent")
     visit.shoot("caps_applying")
+
+
+def test_a_dangerous_mode_needs_its_name_typed_and_a_rollback_shows_its_difference(visit):
+    visit.sign_in("operator", f"?engine={LIVE}")
+    visit.open("Caps and mode")
+    visit.page.get_by_label("Mode", exact=True).click()
+    visit.page.get_by_role("option", name="bypass").click()
+    visit.page.get_by_label("Pin share", exact=True).fill("10%")
+    visit.page.get_by_role("button", name="Review the change").click()
+    dialog = visit.page.get_by_role("dialog")
+    dialog.get_by_label("Reason").fill("wrong answers are suspected")
+    dialog.get_by_role("button", name="Apply").click()
+    expect(dialog.get_by_text("Type bypass as it is written")).to_be_visible(timeout=PATIENCE_MS)
+    visit.shoot("caps_dangerous")
+    dialog.get_by_label("type bypass").fill("bypass")
+    dialog.get_by_role("button", name="Apply").click()
+    visit.see("Applying revision")
+    with visit.deck.store.read() as session:
+        newest = session.scalars(select(m.DesiredState).order_by(m.DesiredState.revision.desc())).first()
+    assert (newest.engine_id, newest.document["mode"], newest.document["pin_budget_ratio"]) == (LIVE, "bypass", 0.1)
+    visit.page.get_by_test_id("stDataFrame").last.scroll_into_view_if_needed()
+    visit.pick_row(2, of=visit.page.get_by_test_id("stDataFrame").last)
+    visit.page.get_by_role("button", name="Roll back to revision").click()
+    expect(dialog.get_by_text("as a new revision")).to_be_visible(timeout=PATIENCE_MS)
+    visit.shoot("caps_rollback")
+
+
+def test_a_policy_says_why_and_is_paused_and_tuned_with_a_reason(visit):
+    visit.sign_in("operator")
+    visit.open("Policies")
+    visit.page.get_by_role("button", name="Why?").first.click()
+    dialog = visit.page.get_by_role("dialog")
+    expect(dialog.get_by_text("degrade decided hold")).to_be_visible(timeout=PATIENCE_MS)
+    visit.shoot("policy_why")
+    visit.page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    visit.page.get_by_role("button", name="Tune").nth(1).click()
+    seconds = dialog.get_by_label("Seconds", exact=True)
+    seconds.fill("900")
+    seconds.press("Tab")
+    dialog.get_by_label("Reason").fill("less often")
+    visit.shoot("policy_tune")
+    dialog.get_by_role("button", name="Change", exact=True).click()
+    expect(dialog).to_have_count(0, timeout=PATIENCE_MS)
+    visit.page.get_by_role("button", name="Pause", exact=True).last.click()
+    dialog.get_by_label("Reason").fill("the disk is being replaced")
+    dialog.get_by_role("button", name="Pause").click()
+    expect(dialog).to_have_count(0, timeout=PATIENCE_MS)
+    with visit.deck.store.read() as session:
+        done = session.scalars(select(m.Audit.reason).where(m.Audit.actor == "test operator")).all()
+    assert {"less often", "the disk is being replaced"} <= set(done)
+
+
+def test_an_alert_is_silenced_with_a_reason_until_an_end(visit):
+    visit.sign_in("operator")
+    visit.open("Alerts")
+    visit.page.get_by_role("button", name="Silence").first.click()
+    dialog = visit.page.get_by_role("dialog")
+    dialog.get_by_label("Reason").fill("known, being mended")
+    dialog.get_by_role("button", name="Silence").click()
+    visit.see("known, being mended")
+    visit.shoot("alerts_silenced")
+    visit.page.get_by_role("button", name="End it").click()
+    dialog.get_by_label("Reason").fill("mended")
+    dialog.get_by_role("button", name="End it").click()
+    visit.see("Nothing is silenced")
 
 
 def test_with_the_control_plane_down_the_pages_still_read_and_say_so(browser, tmp_path):
