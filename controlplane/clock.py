@@ -16,3 +16,8 @@ def utc_now() -> dt.datetime:
 def floor_minute(at: dt.datetime) -> dt.datetime:
     """The start of the minute `at` lies in: the key of every per-minute rollup."""
     return at.replace(second=0, microsecond=0)
+
+
+def floor_hour(at: dt.datetime) -> dt.datetime:
+    """The start of the hour a time lies in, by UTC."""
+    return at.astimezone(dt.UTC).replace(minute=0, second=0, microsecond=0)

@@ -91,7 +91,7 @@ class SimulatedEngine:
         self.id, self._client = f"sim-{number:03d}", client
         self._base = f"/v1/engines/{self.id}"
         self._revision = 0
-        self.heartbeats = self.failures = 0
+        self.heartbeats = self.failures = self.reconnects = 0
 
     async def live(self, delay_seconds: float) -> None:
         await asyncio.sleep(delay_seconds)  # a fleet does not beat in step
@@ -112,13 +112,21 @@ class SimulatedEngine:
     async def _poll(self) -> None:
         while True:
             query = {"after_revision": self._revision, "wait_s": 20}
-            answer = (await self._client.get(f"{self._base}/poll", params=query)).json()
+            try:
+                answer = (await self._client.get(f"{self._base}/poll", params=query)).json()
+            except httpx.TransportError:  # the server closed an idle connection as it was taken: as agents do, again
+                self.reconnects += 1
+                continue
             self._revision = answer.get("desired_revision", self._revision)
             for command in answer.get("commands", ()):
                 await self._post(f"/commands/{command['id']}/outcome", {"status": "succeeded", "outcome": {}})
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        response = await self._client.post(self._base + path, json=body)
+        try:
+            response = await self._client.post(self._base + path, json=body)
+        except httpx.TransportError:
+            self.reconnects += 1
+            return await self._post(path, body)
         if response.status_code != 200:
             self.failures += 1
             return {}
@@ -138,6 +146,9 @@ async def fleet(deck: Deck, engines: int) -> AsyncIterator[list[SimulatedEngine]
         try:
             while not all(engine.heartbeats for engine in made):
                 await asyncio.sleep(0.1)
+                for task in tasks:
+                    if task.done():
+                        task.result()  # raises what ended it: an engine that stopped would never be counted
             yield made
         finally:
             for task in tasks:

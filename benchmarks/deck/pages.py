@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from benchmarks.deck.seed import prefix_id, seed
 from controlplane.clock import utc_now
-from controlplane.store import Store, queries
+from controlplane.store import Store, queries, queries_charts
 from controlplane.store.queries import TimeRange
 
 ENGINE = "engine-3"
@@ -46,12 +46,31 @@ def reads() -> dict[str, Read]:
         "alerts": lambda s: queries.list_alerts(s),
         "policy runs": lambda s: queries.list_policy_runs(s, day),
     }
+    for name, slots in CHARTS.items():
+        found[f"chart {name}, 24 h"] = _chart(slots, day)
     for order in queries.ORDERS:
         found[f"prefixes by {order}"] = _prefixes(order, None)
         found[f"prefixes by {order}, one engine"] = _prefixes(order, ENGINE)
     for name in queries.SERIES:
         found[f"series {name}, 24 h"] = _series(name, day)
     return found
+
+
+CHARTS: dict[str, Callable[[Session, TimeRange, int], object]] = {
+    "requests": queries_charts.request_slots,
+    "losses": queries_charts.loss_slots,
+    "validations": queries_charts.validation_slots,
+    "hits by kind": lambda s, window, step: queries_charts.metric_slots(s, "kvcache.hits", window, step),
+    "bytes by tier": lambda s, window, step: queries_charts.metric_slots(s, "kvcache.tier.bytes", window, step),
+    "fragmentation by engine": lambda s, window, step: queries_charts.engine_slots(
+        s, "kvcache.fragmentation", window, step
+    ),
+}
+STEP_MINUTES = 10  # of a day's chart
+
+
+def _chart(slots: Callable[[Session, TimeRange, int], object], window: TimeRange) -> Read:
+    return lambda session: slots(session, window, STEP_MINUTES)
 
 
 def _prefixes(order: str, engine_id: str | None) -> Read:

@@ -12,7 +12,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import ResourceMetrics
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from controlplane.clock import Clock, floor_minute, utc_now
+from controlplane.clock import Clock, floor_hour, floor_minute, utc_now
 from controlplane.errors import ControlPlaneError
 from controlplane.ingest.engines import require_engine_row
 from controlplane.ingest.facts import BadFact, latest_ns
@@ -20,11 +20,12 @@ from controlplane.ingest.gaps import ask_for_snapshot
 from controlplane.ingest.growth import Growth, Heard, growth, is_repeat, merged
 from controlplane.ingest.outcome import SCOPE, IngestOutcome, Sender, sender_of
 from controlplane.ingest.points import Point, read_metric
-from controlplane.store.models import MetricPoint, MetricRollup, MetricSeries
-from controlplane.store.upsert import Row, replace
+from controlplane.store.models import MetricHour, MetricPoint, MetricRollup, MetricSeries
+from controlplane.store.upsert import Row, add_to, replace, summed
 
 SERIES_KEY = ("engine_id", "name", "attributes")
 ROLLUP_KEY = (*SERIES_KEY, "minute")
+HOUR_KEY = ("engine_id", "name", "attributes", "hour")
 Minute = tuple[str, str, dt.datetime]  # name, attributes, minute
 
 
@@ -136,6 +137,22 @@ def _add_to_minutes(session: Session, sender: Sender, grown: Sequence[tuple[Poin
         row["boot_id"] = sender.boot_id
         touched[key] = row
     replace(session, MetricRollup, list(touched.values()), ROLLUP_KEY)
+    _add_to_hours(session, sender, grown)
+
+
+def _add_to_hours(session: Session, sender: Sender, grown: Sequence[tuple[Point, Growth]]) -> None:
+    rows = (
+        {
+            "engine_id": sender.engine_id,
+            "name": point.name,
+            "attributes": point.attributes,
+            "hour": floor_hour(point.at),
+            "delta": more.value,
+        }
+        for point, more in grown
+        if more.value
+    )
+    add_to(session, MetricHour, summed(rows, HOUR_KEY, ("delta",)), HOUR_KEY, ("delta",))
 
 
 def _empty_minute(sender: Sender, point: Point) -> dict[str, Any]:

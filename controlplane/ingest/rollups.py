@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from sqlalchemy.orm import Session
 
-from controlplane.clock import floor_minute
+from controlplane.clock import floor_hour, floor_minute
 from controlplane.ingest.facts import AcquireFact, ValidationFact
-from controlplane.store.models import RequestRollup, ValidationFailure, ValidationRollup
+from controlplane.store.base import Base
+from controlplane.store.models import RequestHour, RequestRollup, ValidationFailure, ValidationHour, ValidationRollup
 from controlplane.store.upsert import Row, add_to, insert_new, summed
 
 VALIDATION_KEY = ("engine_id", "minute", "validation", "verdict", "reason")
@@ -29,7 +30,9 @@ def add_validations(session: Session, engine_id: str, facts: Iterable[Validation
         }
         for fact in facts
     )
-    add_to(session, ValidationRollup, summed(rows, VALIDATION_KEY, ("count",)), VALIDATION_KEY, ("count",))
+    minutes = summed(rows, VALIDATION_KEY, ("count",))
+    add_to(session, ValidationRollup, minutes, VALIDATION_KEY, ("count",))
+    _add_to_hours(session, ValidationHour, minutes, VALIDATION_KEY, ("count",))
 
 
 def add_failures(session: Session, engine_id: str, facts: Iterable[ValidationFact]) -> None:
@@ -71,4 +74,14 @@ def add_requests(session: Session, engine_id: str, facts: Iterable[AcquireFact])
         }
         for fact in facts
     )
-    add_to(session, RequestRollup, summed(rows, REQUEST_KEY, REQUEST_SUMS), REQUEST_KEY, REQUEST_SUMS)
+    minutes = summed(rows, REQUEST_KEY, REQUEST_SUMS)
+    add_to(session, RequestRollup, minutes, REQUEST_KEY, REQUEST_SUMS)
+    _add_to_hours(session, RequestHour, minutes, REQUEST_KEY, REQUEST_SUMS)
+
+
+def _add_to_hours(
+    session: Session, model: type[Base], minutes: Iterable[Row], key: tuple[str, ...], sums: tuple[str, ...]
+) -> None:
+    keys = tuple("hour" if name == "minute" else name for name in key)
+    rows = ({**row, "hour": floor_hour(row["minute"])} for row in minutes)
+    add_to(session, model, summed(rows, keys, sums), keys, sums)

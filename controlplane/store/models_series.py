@@ -10,6 +10,8 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from controlplane.store.base import Base, RowId
 
+REQUEST_CHART_SUMS = ("requests", "prompt_tokens", "lcp_tokens", "usable_tokens")
+
 
 class ValidationRollup(Base):
     """Validations by minute: the passing ones live only here."""
@@ -22,6 +24,19 @@ class ValidationRollup(Base):
     reason: Mapped[str] = mapped_column(String(64), primary_key=True)
     count: Mapped[int]
     __table_args__ = (Index("ix_validation_rollups_minute", "minute"),)
+
+
+class ValidationHour(Base):
+    """The minutes of ValidationRollup by hour."""
+
+    __tablename__ = "validation_hours"
+    engine_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    hour: Mapped[dt.datetime] = mapped_column(primary_key=True)
+    validation: Mapped[str] = mapped_column(String(32), primary_key=True)
+    verdict: Mapped[str] = mapped_column(String(16), primary_key=True)
+    reason: Mapped[str] = mapped_column(String(64), primary_key=True)
+    count: Mapped[int]
+    __table_args__ = (Index("ix_validation_hours_hour", "hour"),)
 
 
 class ValidationFailure(Base):
@@ -62,7 +77,29 @@ class RequestRollup(Base):
     lcp_tokens: Mapped[int]
     usable_tokens: Mapped[int]
     replay_tokens: Mapped[int]
-    __table_args__ = (Index("ix_request_rollups_minute", "minute"),)
+    __table_args__ = (
+        # A day of a fleet is a hundred thousand rows: charts read them from the index alone.
+        Index("ix_request_rollups_charts", "minute", "engine_id", "namespace", "state", *REQUEST_CHART_SUMS),
+    )
+
+
+class RequestHour(Base):
+    """The minutes of RequestRollup by hour, added to with them: what long ranges are summed from."""
+
+    __tablename__ = "request_hours"
+    engine_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    hour: Mapped[dt.datetime] = mapped_column(primary_key=True)
+    namespace: Mapped[str] = mapped_column(String(128), primary_key=True)
+    outcome: Mapped[str] = mapped_column(String(16), primary_key=True)
+    reason: Mapped[str] = mapped_column(String(64), primary_key=True)
+    state: Mapped[str] = mapped_column(String(24), primary_key=True)
+    tier: Mapped[str] = mapped_column(String(8), primary_key=True)
+    requests: Mapped[int]
+    prompt_tokens: Mapped[int]
+    lcp_tokens: Mapped[int]
+    usable_tokens: Mapped[int]
+    replay_tokens: Mapped[int]
+    __table_args__ = (Index("ix_request_hours_hour", "hour"),)
 
 
 class LossRollup(Base):
@@ -134,6 +171,18 @@ class MetricRollup(Base):
     bucket_deltas: Mapped[dict[str, Any] | None]
     boot_id: Mapped[str] = mapped_column(String(64))
     __table_args__ = (Index("ix_metric_rollups_name", "name", "minute"),)
+
+
+class MetricHour(Base):
+    """The growth of the minutes of MetricRollup by hour. Gauges do not add up, and are not here."""
+
+    __tablename__ = "metric_hours"
+    engine_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    attributes: Mapped[str] = mapped_column(String(256), primary_key=True)
+    hour: Mapped[dt.datetime] = mapped_column(primary_key=True)
+    delta: Mapped[float] = mapped_column(Float)
+    __table_args__ = (Index("ix_metric_hours_name", "name", "hour"),)
 
 
 class MetricSeries(Base):

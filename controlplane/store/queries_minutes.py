@@ -9,7 +9,15 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from controlplane.store.models import MetricRollup, MetricSeries, RequestRollup, ValidationRollup
+from controlplane.store.models import (
+    MetricRollup,
+    MetricSeries,
+    RequestHour,
+    RequestRollup,
+    ValidationHour,
+    ValidationRollup,
+)
+from controlplane.store.queries_span import over
 from controlplane.store.query_types import Engines, TimeRange, minutes_in, of_engine
 from controlplane.store.series_key import series_attributes
 
@@ -131,24 +139,21 @@ def metric_now(session: Session, name: str, engine_id: Engines = None) -> list[M
 
 def validation_counts(session: Session, window: TimeRange, engine_id: Engines = None) -> list[ValidationCount]:
     """How the validations ended over a range, by validation, verdict and reason."""
-    table = ValidationRollup.__table__.c
-    keys = (table.validation, table.verdict, table.reason)
-    query = (
-        select(*keys, func.sum(table["count"]))
-        .where(minutes_in(table.minute, window), *of_engine(table.engine_id, engine_id))
-        .group_by(*keys)
-        .order_by(*keys)
-    )
+    names = ("validation", "verdict", "reason")
+    table = over(ValidationRollup, ValidationHour, (*names, "count"), window, engine_id)
+    keys = [table[name] for name in names]
+    query = select(*keys, func.sum(table["count"])).group_by(*keys).order_by(*keys)
     return [ValidationCount(row[0], row[1], row[2], int(row[3])) for row in session.execute(query)]
 
 
 def miss_reasons(session: Session, window: TimeRange, engine_id: Engines = None) -> list[ReasonCount]:
     """Why not a hit: tokens found but not usable, by reason, most first."""
-    table = RequestRollup.__table__.c
+    names = ("reason", "requests", "lcp_tokens", "usable_tokens")
+    table = over(RequestRollup, RequestHour, names, window, engine_id)
     lost = func.sum(table.lcp_tokens - table.usable_tokens)
     query = (
         select(table.reason, func.sum(table.requests), lost)
-        .where(minutes_in(table.minute, window), *of_engine(table.engine_id, engine_id), table.reason != "none")
+        .where(table.reason != "none")
         .group_by(table.reason)
         .order_by(lost.desc())
     )

@@ -9,10 +9,21 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from controlplane.store.base import Base
-from controlplane.store.models import Alert, Checkpoint, Command, HistoryGap, MetricRollup, Prefix, RequestRollup
+from controlplane.store.models import (
+    Alert,
+    Checkpoint,
+    Command,
+    HistoryGap,
+    MetricHour,
+    MetricRollup,
+    Prefix,
+    RequestHour,
+    RequestRollup,
+)
 from controlplane.store.queries_minutes import validation_counts
 from controlplane.store.queries_series import FAILED
-from controlplane.store.query_types import Engines, Rate, TimeRange, minutes_in, of_engine
+from controlplane.store.queries_span import over
+from controlplane.store.query_types import Engines, Rate, TimeRange, of_engine
 from controlplane.store.series_key import series_attributes
 
 OPEN_COMMANDS = ("pending", "delivered", "running")
@@ -123,12 +134,10 @@ def holdings(session: Session, engine_id: Engines = None) -> Holdings:
 def _request_sums(
     session: Session, window: TimeRange, engine_id: Engines
 ) -> tuple[_Requests, dict[str, int], dict[str, int], dict[str, int]]:
-    table = RequestRollup
     names = list(_Requests.__slots__)
-    query = (
-        select(table.outcome, table.state, table.tier, *(func.sum(getattr(table, name)) for name in names))
-        .where(minutes_in(table.minute, window), *of_engine(table.engine_id, engine_id))
-        .group_by(table.outcome, table.state, table.tier)
+    table = over(RequestRollup, RequestHour, ("outcome", "state", "tier", *names), window, engine_id)
+    query = select(table.outcome, table.state, table.tier, *(func.sum(table[name]) for name in names)).group_by(
+        table.outcome, table.state, table.tier
     )
     total = _Requests()
     by_outcome: dict[str, int] = defaultdict(int)
@@ -178,12 +187,8 @@ def _validation_failures(session: Session, window: TimeRange, engine_id: Engines
 
 
 def _grown(session: Session, name: str, window: TimeRange, engine_id: Engines) -> dict[str, float]:
-    table = MetricRollup
-    query = (
-        select(table.attributes, func.sum(table.delta))
-        .where(table.name == name, minutes_in(table.minute, window), *of_engine(table.engine_id, engine_id))
-        .group_by(table.attributes)
-    )
+    table = over(MetricRollup, MetricHour, ("attributes", "delta"), window, engine_id, name=name)
+    query = select(table.attributes, func.sum(table.delta)).group_by(table.attributes)
     return {attributes: float(total) for attributes, total in session.execute(query)}
 
 

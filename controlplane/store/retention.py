@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, and_, delete, exists, or_, select, tuple_
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.orm import Session
 
+from controlplane.clock import floor_hour
 from controlplane.settings import Settings
 from controlplane.store.base import Base
 from controlplane.store.models import (
@@ -21,19 +22,22 @@ from controlplane.store.models import (
     CurveSample,
     HistoryGap,
     InboundAlert,
+    LossRollup,
+    MetricHour,
     MetricPoint,
     MetricRollup,
-    LossRollup,
     Notification,
     PolicyRefusal,
     PolicyRun,
     Prefix,
     PrefixVersion,
+    RequestHour,
+    RequestRecord,
     RequestRollup,
     Silence,
-    RequestRecord,
     Token,
     ValidationFailure,
+    ValidationHour,
     ValidationRollup,
 )
 from controlplane.store.session import Store
@@ -60,18 +64,22 @@ class Rule:
 def rules(settings: Settings, now: dt.datetime) -> list[Rule]:
     """What is forgotten at `now`. The newest version of a prefix that is still held stays, however old."""
     points = now - dt.timedelta(hours=settings.keep_metric_points_hours)
-    rollups = now - dt.timedelta(days=settings.keep_rollups_days)
-    history = now - dt.timedelta(days=settings.keep_history_days)
     requests = now - dt.timedelta(hours=settings.keep_requests_hours)
+    rollups = now - dt.timedelta(days=settings.keep_rollups_days)
+    hours = floor_hour(rollups)  # an hour stays as long as its last minute does
+    history = now - dt.timedelta(days=settings.keep_history_days)
     audit = now - dt.timedelta(days=settings.keep_audit_days)
     return [
         Rule(MetricPoint, MetricPoint.at < points),
+        Rule(RequestRecord, RequestRecord.at < requests),
         Rule(MetricRollup, MetricRollup.minute < rollups),
         Rule(RequestRollup, RequestRollup.minute < rollups),
-        Rule(RequestRecord, RequestRecord.at < requests),
+        Rule(LossRollup, LossRollup.minute < rollups),
         Rule(ValidationRollup, ValidationRollup.minute < rollups),
         Rule(ValidationFailure, ValidationFailure.at < history),
-        Rule(LossRollup, LossRollup.minute < rollups),
+        Rule(MetricHour, MetricHour.hour < hours),
+        Rule(RequestHour, RequestHour.hour < hours),
+        Rule(ValidationHour, ValidationHour.hour < hours),
         Rule(PrefixVersion, and_(PrefixVersion.at < history, ~_is_what_a_prefix_is_now())),
         Rule(HistoryGap, HistoryGap.closed_at < history),
         Rule(Prefix, _gone(history, now)),

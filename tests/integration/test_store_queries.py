@@ -231,3 +231,15 @@ def test_what_is_read_in_an_order_has_an_index_for_it(store, index, query):
             session.execute(text("SET LOCAL enable_seqscan = off"))  # a table of no rows is not worth an index
             session.execute(text("SET LOCAL enable_bitmapscan = off"))
         assert index in " ".join(str(row) for row in session.execute(text(f"{explain} {query}")))
+
+
+@pytest.mark.parametrize("minutes_back", [30, 90, 150, 24 * 60])
+def test_a_long_range_is_the_sum_of_its_minutes(store, minutes_back) -> None:
+    spans = Spans()
+    ages = (1, 29, 31, 59, 61, 89, 91, 119, 121, 149, 151, 600, 1439, 1441)
+    times = [NOW - dt.timedelta(minutes=age) for age in ages]
+    send(store, *(spans.acquire(at=at) for at in times))
+    window = TimeRange.last(minutes_back, NOW)
+    with store.read() as session:
+        by_minute = sum(row.requests for row in queries.request_minutes(session, window))
+        assert queries.overview(session, window).requests == by_minute > 0
