@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -11,6 +12,7 @@ from controlplane.api.client import ControlPlaneClient
 from controlplane.errors import Forbidden
 from controlplane.settings import Settings
 from controlplane.steering.deed import new_traceparent
+from dashboard.desired import Whose
 from dashboard.session import ROLES, Person
 
 LOOK_SECONDS = 2.0  # a page must not wait for a control plane that is gone
@@ -79,15 +81,31 @@ def cancel(person: Person, command_id: str, reason: str) -> None:
         line.cancel(command_id, reason=reason)
 
 
-def set_desired(
-    person: Person, engine: str | None, changes: Mapping[str, Any], reason: str, expect_revision: int
-) -> int:
-    """Change desired state of one engine, or of all, unless it moved on since `expect_revision`. The new revision."""
+def set_desired(person: Person, whose: Whose, changes: Mapping[str, Any], reason: str, expect_revision: int) -> int:
+    """Change desired state of an engine, a group or all, unless it moved on since `expect_revision`: a new revision."""
     with client(person.token) as line:
         said = line.set_desired(
-            changes, reason=reason, engine=engine, expect_revision=expect_revision, traceparent=new_traceparent()
+            changes,
+            reason=reason,
+            engine=whose.engine,
+            group=whose.group,
+            expect_revision=expect_revision,
+            traceparent=new_traceparent(),
         )
     return int(said["revision"])
+
+
+def try_desired(
+    person: Person,
+    whose: Whose,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    revision: int | None = None,
+    ask: bool = False,
+) -> dict[str, Any]:
+    """What a change, or a rollback, would write and evict where; `ask`: the engines themselves are asked too."""
+    with client(person.token) as line:
+        return line.try_desired(changes=changes, revision=revision, engine=whose.engine, group=whose.group, ask=ask)
 
 
 def rollback(person: Person, revision: int, reason: str) -> int:
@@ -102,10 +120,30 @@ def run_policy(person: Person, name: str, reason: str, *, dry_run: bool) -> list
         return list(line.run_policy(name, reason=reason, dry_run=dry_run)["runs"])
 
 
-def pause_policy(person: Person, name: str, reason: str, *, paused: bool) -> None:
-    """Pause a policy, or let it run again."""
+def change_policy(person: Person, name: str, reason: str, **changes: Any) -> None:
+    """Pause a policy (`paused`, `paused_until`), or change its `parameters`, times or scope."""
     with client(person.token) as line:
-        line.change_policy(name, reason=reason, paused=paused)
+        line.change_policy(name, reason=reason, **changes)
+
+
+def silence(person: Person, matchers: Mapping[str, str], until: dt.datetime, reason: str) -> None:
+    """Tell nobody of what matches until then."""
+    with client(person.token) as line:
+        line.silence(matchers, until=until.isoformat(), reason=reason)
+
+
+def unsilence(person: Person, silence_id: int, reason: str) -> None:
+    """End a silence now."""
+    with client(person.token) as line:
+        line.unsilence(silence_id, reason=reason)
+
+
+def preview_batch(
+    person: Person, kind: str, arguments: Mapping[str, Any], selector: Mapping[str, Any], group: str | None
+) -> dict[str, Any]:
+    """The blast radius of a command on whatever is selected, engine by engine."""
+    with client(person.token, timeout_seconds=30.0) as line:
+        return line.preview_batch(kind, arguments, group=group, selector=selector)
 
 
 def acknowledge(person: Person, alert_id: int, reason: str) -> None:

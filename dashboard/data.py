@@ -6,6 +6,7 @@ what was read for somebody with more rights. Entries live a few seconds.
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any
 
 import streamlit as st
@@ -18,8 +19,10 @@ from controlplane.insight import doctor, live, whymiss
 from controlplane.insight.doctor_gather import gather
 from controlplane.insight.doctor_rule import Finding
 from controlplane.steering import desired
+from controlplane.steering.alerts import receivers
+from controlplane.steering.policies import why
 from controlplane.steering.policies.degrade import DegradeRule
-from controlplane.store import queries, queries_charts
+from controlplane.store import queries, queries_alerts, queries_charts
 from controlplane.store.queries_families import Families, families
 from controlplane.store.query_types import Engines
 from controlplane.store.session import Store
@@ -273,6 +276,15 @@ def revisions(role: str, engine: str | None) -> list[queries.DesiredView]:
 
 
 @st.cache_data(ttl=1, show_spinner=False, max_entries=16)
+def standing(role: str, engine: str | None, group: str | None) -> tuple[int, dict[str, Any]]:
+    """The newest revision and document of exactly this scope; (0, {}) where nothing was ever asked for."""
+    del role
+    with store().read() as session:
+        row = desired.newest(session, desired.Scope(engine_id=engine, group=group))
+        return (row.revision, dict(row.document)) if row else (0, {})
+
+
+@st.cache_data(ttl=1, show_spinner=False, max_entries=16)
 def effective(role: str, engine: str) -> dict[str, Any]:
     """What one engine should run with now: its own document over that for every engine."""
     del role
@@ -302,6 +314,34 @@ def policies(role: str) -> tuple[list[queries.PolicyView], list[queries.PolicyRu
     del role
     with store().read() as session:
         return queries.list_policies(session), queries.list_policy_runs(session, limit=200)
+
+
+@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
+def policy_why(role: str, name: str, at: dt.datetime, engine: str | None) -> why.Why:
+    """What a policy had decided at a moment, and from what. Raises NotFound."""
+    del role
+    with store().read() as session:
+        return why.why(session, name, at, engine)
+
+
+@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=8)
+def telling(role: str) -> tuple[list[receivers.ReceiverView], list[queries_alerts.SilenceView]]:
+    """Who is told of alerts and how that goes, and the silences that hold."""
+    del role
+    with store().read() as session:
+        return receivers.list_receivers(session), queries_alerts.list_silences(session, utc_now())
+
+
+@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
+def undelivered(role: str) -> list[queries_alerts.NotificationView]:
+    """The newest notifications that failed or still wait, newest first."""
+    del role
+    with store().read() as session:
+        return [
+            row
+            for status in ("failed", "pending")
+            for row in queries_alerts.list_notifications(session, status=status, limit=20)
+        ]
 
 
 @st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
@@ -372,8 +412,12 @@ def clear() -> None:
         damaged,
         validations,
         revisions,
+        standing,
         commands,
         policies,
+        policy_why,
+        telling,
+        undelivered,
         alerts,
     ):
         cached.clear()

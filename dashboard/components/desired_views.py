@@ -8,11 +8,10 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from controlplane.errors import ControlPlaneError
 from controlplane.store.queries import DesiredView
-from dashboard import control, data, session
-from dashboard.components import notices, tables
-from dashboard.desired import LABELS, diff_lines, knob_text
+from dashboard import data, session
+from dashboard.components import desired_apply, notices, tables
+from dashboard.desired import LABELS, Whose, diff_lines, knob_text
 from dashboard.readings import EngineNow
 from dashboard.theme import ENGINE_HEALTH
 from dashboard.wording import moment_text
@@ -78,27 +77,20 @@ def history() -> None:
         return
     chosen_row = rows[picked[0]]
     if st.button(f"Roll back to revision {chosen_row.revision}", icon=":material/undo:"):
-        st.dialog(f"Roll back to revision {chosen_row.revision}", width="large")(_rollback)(
-            chosen_row, _newest(rows, chosen_row)
-        )
-
-
-def _newest(rows: Sequence[DesiredView], like: DesiredView) -> DesiredView:
-    """The newest revision of the same scope: what a rollback would replace."""
-    return next(row for row in rows if row.engine_id == like.engine_id)
+        desired_apply.roll_back(chosen_row)
 
 
 def _revision_rows(rows: Sequence[DesiredView]) -> pd.DataFrame:
     ordered = []
     for position, row in enumerate(rows):
-        before = next((older for older in rows[position + 1 :] if older.engine_id == row.engine_id), None)
+        before = next((older for older in rows[position + 1 :] if _whose(older) == _whose(row)), None)
         old = before.document if before else {}
         changed = {name: row.document.get(name) for name in LABELS if row.document.get(name) != old.get(name)}
         ordered.append(
             {
                 "Revision": row.revision,
                 "At (UTC)": moment_text(row.at),
-                "For": row.engine_id or "every engine",
+                "For": _whose(row).words,
                 "Change": "; ".join(f"{name}: {was} → {now}" for name, was, now in diff_lines(old, changed)) or "none",
                 "By": row.actor,
                 "Reason": row.reason,
@@ -108,36 +100,5 @@ def _revision_rows(rows: Sequence[DesiredView]) -> pd.DataFrame:
     return pd.DataFrame(ordered)
 
 
-def _rollback(target: DesiredView, newest: DesiredView) -> None:
-    person = session.person()
-    if person is None:
-        return
-    changed = {
-        name: target.document.get(name) for name in LABELS if target.document.get(name) != newest.document.get(name)
-    }
-    lines = diff_lines(newest.document, changed)
-    if not lines:
-        st.info("This is what is desired now: there is nothing to roll back.")
-        return
-    draw_diff(lines)
-    with st.form("rollback_form", border=False):
-        reason = st.text_input("Reason (it goes into the audit)", max_chars=500)
-        go = st.form_submit_button("Roll back", type="primary", icon=":material/undo:")
-    if not go:
-        return
-    if not reason.strip():
-        st.error("Write a reason first: whoever reads the audit will ask for it.", icon=":material/edit:")
-        return
-    try:
-        revision = control.rollback(person, target.revision, reason.strip())
-    except ControlPlaneError as error:
-        notices.refused(error)
-        return
-    session.remember("applying", (revision, target.engine_id))
-    data.clear()
-    st.rerun()
-
-
-def draw_diff(lines: Sequence[tuple[str, str, str]]) -> None:
-    """A change as before and after."""
-    st.dataframe(pd.DataFrame(lines, columns=["Knob", "Now", "After"]), hide_index=True)
+def _whose(row: DesiredView) -> Whose:
+    return Whose(engine=row.engine_id, group=row.group_name)

@@ -1,7 +1,8 @@
-"""Alerts: what fires, what is about to, and what was resolved."""
+"""Alerts: what fires, what is about to, what was resolved; what is kept quiet, and whether receivers hear."""
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 
 import pandas as pd
@@ -9,25 +10,27 @@ import streamlit as st
 
 from controlplane.clock import utc_now
 from controlplane.store.queries import AlertView
-from dashboard import control, data, session
+from dashboard import control, data, runbook, session
 from dashboard.components import notices, reason
 from dashboard.components.live import guarded
 from dashboard.wording import age_text, moment_text
 
 STATES = {"firing": "✖ firing", "pending": "◔ pending", "resolved": "✔ resolved"}
+SILENCES = {"1 hour": 1, "4 hours": 4, "1 day": 24, "7 days": 168}
 
 
 def page() -> None:
     """Draw the page."""
     st.subheader("Alerts")
     guarded(_alerts)()
+    guarded(_telling)()
 
 
 def _alerts() -> None:
     person, chosen = session.person(), session.filters()
     if person is None:
         return
-    rows = data.alerts(person.role, chosen.engine)
+    rows = data.alerts(person.role, data.scope(person.role, chosen))
     standing = [row for row in rows if row.state != "resolved"]
     if not standing:
         notices.empty("No alert", "Nothing fires and nothing is about to.")
@@ -42,25 +45,108 @@ def _alerts() -> None:
 
 def _one(alert: AlertView, *, may_act: bool) -> None:
     with st.container(border=True):
-        what, numbers, act = st.columns([5, 3, 2], vertical_alignment="center")
+        what, numbers, act = st.columns([5, 3, 2.4], vertical_alignment="center")
         what.markdown(f"{STATES.get(alert.state, alert.state)} **{alert.rule.replace('_', ' ')}** on {alert.engine_id}")
-        what.caption(alert.summary)
-        if alert.runbook:
-            what.caption(f"{alert.severity}; what to do: {alert.runbook}")
+        what.caption(f"{alert.severity}: {alert.summary}")
         if alert.silence_id is not None:
-            what.caption(f"silence {alert.silence_id} keeps it quiet (`kvdeck alert silences`)")
+            what.caption(f"silence {alert.silence_id} keeps it quiet")
         numbers.caption(
             f"value {alert.value:,.3g}, threshold {alert.threshold:,.3g}, since {age_text(alert.since, utc_now())}"
         )
         if alert.acknowledged_by:
-            act.caption(f"acknowledged by {alert.acknowledged_by}: {alert.acknowledged_reason or ''}".rstrip(": "))
-        elif may_act and act.button("Acknowledge", key=f"ack_{alert.id}", icon=":material/check:"):
+            numbers.caption(f"acknowledged by {alert.acknowledged_by}: {alert.acknowledged_reason or ''}".rstrip(": "))
+        with act, st.container(horizontal=True, horizontal_alignment="right"):
+            _runbook(alert)
+            if may_act:
+                _buttons(alert)
 
-            def acknowledge(person: session.Person, why: str) -> str:
-                control.acknowledge(person, alert.id, why)
-                return "Acknowledged: others see that you look after it."
 
-            reason.ask("Acknowledge the alert", alert.summary, "Acknowledge", acknowledge)
+def _runbook(alert: AlertView) -> None:
+    if not alert.runbook:
+        return
+    section = runbook.section(alert.runbook)
+    if section is None and alert.runbook.startswith(("http://", "https://")):
+        st.link_button("Runbook", alert.runbook, icon=":material/menu_book:")
+    elif section is None:
+        st.caption(f"what to do: {alert.runbook}")
+    elif st.button("Runbook", key=f"runbook_{alert.id}", icon=":material/menu_book:"):
+        st.dialog(f"What to do: {alert.rule.replace('_', ' ')}", width="large")(st.markdown)(section)
+
+
+def _buttons(alert: AlertView) -> None:
+    if not alert.acknowledged_by and st.button("Acknowledge", key=f"ack_{alert.id}", icon=":material/check:"):
+
+        def acknowledge(person: session.Person, why: str) -> str:
+            control.acknowledge(person, alert.id, why)
+            return "Acknowledged: others see that you look after it."
+
+        reason.ask("Acknowledge the alert", alert.summary, "Acknowledge", acknowledge)
+    if alert.silence_id is None and st.button(
+        "Silence", key=f"silence_{alert.id}", icon=":material/notifications_off:"
+    ):
+        st.dialog(f"Silence {alert.rule.replace('_', ' ')}")(_silence)(alert)
+
+
+def _silence(alert: AlertView) -> None:
+    everywhere = st.toggle("On every engine, not only on this one", key=f"silence_all_{alert.id}")
+    hours = SILENCES[st.selectbox("For", list(SILENCES), key=f"silence_for_{alert.id}")]
+    until = (utc_now() + dt.timedelta(hours=hours)).replace(microsecond=0)
+    matchers = {"rule": alert.rule} if everywhere else {"rule": alert.rule, "engine": alert.engine_id}
+    st.caption(f"Nobody is told until {moment_text(until)} UTC. It is still evaluated and shown, and policies run.")
+    person = session.person()
+    why = reason.form(f"silence_form_{alert.id}", "Silence")
+    if why is None or person is None:
+        return
+    if reason.done(lambda: control.silence(person, matchers, until, why), "Silenced."):
+        st.rerun()
+
+
+def _telling() -> None:
+    person = session.person()
+    if person is None:
+        return
+    receivers, silences = data.telling(person.role)
+    st.markdown("**Silences**")
+    if not silences:
+        notices.empty("Nothing is silenced", "Who is told hears of everything that fires.")
+    for row in silences:
+        left, right = st.columns([8, 2], vertical_alignment="center")
+        matched = ", ".join(f"{key} {value}" for key, value in row.matchers.items())
+        left.caption(f"{row.id}: {matched}, until {moment_text(row.until)} UTC, by {row.actor}: {row.reason}")
+        if person.may_act and right.button("End it", key=f"unsilence_{row.id}"):
+            _end(row.id, matched)
+    st.markdown("**Receivers**")
+    if receivers:
+        shown = [
+            {
+                "Receiver": row.name,
+                "At": row.host,
+                "State": "✔ on" if row.enabled else "◌ off",
+                "From": row.least_severity,
+                "Waiting": row.pending,
+                "Arrived": row.delivered,
+                "Failed": row.failed,
+                "Dropped": row.dropped,
+            }
+            for row in receivers
+        ]
+        st.dataframe(pd.DataFrame(shown), hide_index=True, key="receivers_table")
+    else:
+        notices.empty("Nobody is told", "An admin adds a webhook with `kvdeck alert receivers add`.")
+    for late in data.undelivered(person.role)[:5]:
+        if late.last_error:
+            st.caption(
+                f"✖ {late.receiver}: alert {late.alert_id} {late.state}, {late.status} after {late.attempts} tries: "
+                f"{late.last_error}"
+            )
+
+
+def _end(silence_id: int, matched: str) -> None:
+    def end(person: session.Person, why: str) -> str:
+        control.unsilence(person, silence_id, why)
+        return "The silence is over."
+
+    reason.ask("End the silence", f"What still fires and matches {matched} is told then.", "End it", end)
 
 
 def _rows(rows: Sequence[AlertView]) -> pd.DataFrame:
@@ -75,6 +161,7 @@ def _rows(rows: Sequence[AlertView]) -> pd.DataFrame:
                 "Since (UTC)": moment_text(row.since),
                 "Fired (UTC)": moment_text(row.fired_at),
                 "Resolved (UTC)": moment_text(row.resolved_at),
+                "Told (UTC)": moment_text(row.notified_at),
                 "Acknowledged by": row.acknowledged_by or "",
             }
             for row in rows

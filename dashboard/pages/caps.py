@@ -5,14 +5,14 @@ from __future__ import annotations
 import streamlit as st
 
 from dashboard import session
-from dashboard.components import desired_form, desired_views, whatif
+from dashboard.components import desired_apply, desired_form, desired_views, whatif
 from dashboard.components.live import guarded, live
 
 
 def page() -> None:
     """Draw the page."""
     st.subheader("Caps and mode")
-    desired_form.watch_applied()
+    desired_apply.watch_applied()
     live(desired_views.desired_beside_observed)
     live(whatif.draw)
     person = session.person()

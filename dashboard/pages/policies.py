@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,11 +11,12 @@ import pandas as pd
 import streamlit as st
 
 from controlplane.clock import utc_now
+from controlplane.steering.policies.when import When
 from controlplane.store.queries import PolicyRunView, PolicyView
-from dashboard import control, data, session
-from dashboard.components import notices, reason
+from dashboard import data, session
+from dashboard.components import notices, policy_actions, tables
 from dashboard.components.live import guarded
-from dashboard.wording import age_text, bytes_text, count_text, moment_text, seconds_text
+from dashboard.wording import age_text, bytes_text, clock_text, count_text, moment_text, seconds_text
 
 
 def page() -> None:
@@ -38,7 +40,11 @@ def _policies() -> None:
     st.markdown("**Last decisions**")
     shown = [run for run in runs if chosen.engine in (None, run.engine_id)]
     if shown:
-        st.dataframe(_run_rows(shown), hide_index=True, key="policy_runs")
+        picked = tables.picked_rows(_run_rows(shown), key="policy_runs", many=False)
+        if picked:
+            _one_run(shown[picked[0]])
+        else:
+            st.caption("Pick a decision to see all it knew, proposed, did and changed.")
     else:
         notices.empty("No decision yet", "A policy's decisions appear here, also when it decides to do nothing.")
 
@@ -53,42 +59,36 @@ def _one(policy: PolicyView, runs: Sequence[PolicyRunView], *, may_act: bool) ->
         last.caption(newest.error or inputs_text(_seen(newest)))
     else:
         last.caption("It has not run yet.")
-    if may_act:
-        with act, st.container(horizontal=True, horizontal_alignment="right"):
-            _buttons(policy)
+    if coming := _next(policy, runs):
+        last.caption(f"Next: {coming}")
+    with act, st.container(horizontal=True, horizontal_alignment="right"):
+        policy_actions.why_button(policy)
+        if may_act:
+            policy_actions.buttons(policy)
 
 
-def _buttons(policy: PolicyView) -> None:
-    name = policy.name
-    if st.button("Dry run", key=f"dry_{name}", icon=":material/science:", help="Decide, and apply nothing."):
-        reason.ask(
-            f"Dry run of {name}",
-            "It decides from what is known now and applies nothing.",
-            "Dry run",
-            _runner(name, True),
-        )
-    if st.button("Run now", key=f"run_{name}", icon=":material/play_arrow:", help="Decide and apply, also if paused."):
-        reason.ask(
-            f"Run {name} now", "It decides from what is known now and applies that.", "Run", _runner(name, False)
-        )
-    label = "Resume" if policy.paused else "Pause"
-    if st.button(label, key=f"pause_{name}", icon=":material/pause:" if not policy.paused else ":material/resume:"):
-        paused = not policy.paused
-
-        def change(person: session.Person, why: str) -> str:
-            control.pause_policy(person, name, why, paused=paused)
-            return f"{name} is {'paused' if paused else 'running again'}."
-
-        reason.ask(f"{label} {name}", "Until somebody changes it back.", label, change)
+def _next(policy: PolicyView, runs: Sequence[PolicyRunView]) -> str:
+    """When it runs next by itself; an interval is counted from its last run, as its beat starts with the leader."""
+    if policy.paused:
+        return ""
+    if policy.cron:
+        times = When(cron=policy.cron, time_zone=policy.time_zone).next_times(utc_now(), 2)
+        return ", ".join(f"{moment_text(at)} UTC" for at in times)
+    by_itself = next((run.at for run in runs if run.trigger == "schedule"), None)
+    if policy.every_seconds is None or by_itself is None:
+        return ""
+    coming = by_itself + dt.timedelta(seconds=policy.every_seconds)
+    return f"about {clock_text(coming)}" if coming > utc_now() else "due"
 
 
-def _runner(name: str, dry_run: bool) -> Any:
-    def run(person: session.Person, why: str) -> str:
-        decisions = control.run_policy(person, name, why, dry_run=dry_run)
-        told = ", ".join(f"{row.get('engine_id') or 'all'}: {row.get('decision')}" for row in decisions[:5])
-        return f"{'Dry run of ' if dry_run else ''}{name}: {told or 'nothing to decide'}."
-
-    return run
+def _one_run(run: PolicyRunView) -> None:
+    with st.container(border=True):
+        st.markdown(f"**{run.policy}** decided {run.decision.replace('_', ' ')} at {moment_text(run.at)} UTC")
+        parts = {"Knew": run.inputs, "Proposed": run.proposed, "Did": run.did, "Changed": run.changed}
+        for place, (title, value) in zip(st.columns(len(parts)), parts.items(), strict=True):
+            with place:
+                st.caption(title)
+                st.json(value, expanded=1)
 
 
 def _run_rows(runs: Sequence[PolicyRunView]) -> pd.DataFrame:

@@ -132,9 +132,9 @@ class Visit:
         self.see(title)
         self.page.locator(".js-plotly-plot .main-svg").first.wait_for()
 
-    def pick_row(self, position: int) -> None:
-        """Tick a row of the first table: it is drawn on a canvas, so by place."""
-        canvas = self.page.get_by_test_id("stDataFrame").first
+    def pick_row(self, position: int, of: Locator | None = None) -> None:
+        """Tick a row of a table, the first if none is named: it is drawn on a canvas, so by place."""
+        canvas = of or self.page.get_by_test_id("stDataFrame").first
         canvas.wait_for()
         canvas.scroll_into_view_if_needed()
         box = canvas.bounding_box()

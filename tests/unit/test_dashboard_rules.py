@@ -3,6 +3,8 @@
 import datetime as dt
 from dataclasses import replace
 
+import pytest
+
 from controlplane.insight.doctor import RULES
 from controlplane.insight.doctor_rule import Finding
 from controlplane.steering.alerts.defaults import DEFAULT_RULES
@@ -10,7 +12,19 @@ from controlplane.store.queries import AlertView, EngineView
 from dashboard import runbook
 from dashboard.attention import PAGE_OF, SAME_AS, needs_attention
 from dashboard.components.follow import outcome_text, progress_ratio
-from dashboard.desired import changes_of, diff_lines, how_far, knob_text
+from dashboard.desired import (
+    LABELS,
+    Whose,
+    changes_of,
+    diff_lines,
+    form_text,
+    how_far,
+    knob_text,
+    namespace_rows,
+    read_knob,
+    read_namespaces,
+    word_to_type,
+)
 from dashboard.readings import ControlPlaneHealth, EngineNow
 
 NOW = dt.datetime(2026, 1, 2, 3, 0, tzinfo=dt.UTC)
@@ -161,9 +175,46 @@ def test_an_applied_revision_may_still_be_refused_in_part():
     behind = replace(ENGINE, id="b", observed_revision=2)
     silent = replace(ENGINE, id="c", observed_revision=2, health="unreachable")
     refused = replace(ENGINE, id="d", observed={"error": "no"})
-    steps = how_far([ENGINE, behind, silent, refused], 3, None)
+    steps = how_far([ENGINE, behind, silent, refused], 3, Whose())
     assert [step.state for step in steps] == ["applied", "waiting", "silent", "refused"]
-    assert [step.engine for step in how_far([ENGINE, behind], 3, "b")] == ["b"]
+    assert [step.engine for step in how_far([ENGINE, behind], 3, Whose(engine="b"))] == ["b"]
+
+
+def test_a_revision_of_a_group_is_for_its_engines():
+    one, other = replace(ENGINE, group="canary"), replace(ENGINE, id="b", group="")
+    assert [step.engine for step in how_far([one, other], 3, Whose(group="canary"))] == [one.id]
+
+
+def test_what_was_typed_becomes_a_value_and_what_was_not_touched_stays_exact():
+    exact = (16 << 30) + 5
+    assert read_knob("cap_gpu_bytes", form_text("cap_gpu_bytes", exact), exact) == exact
+    assert read_knob("cap_prefixes", " 5,000 ", None) == 5000
+    assert read_knob("pin_budget_ratio", "10%", None) == read_knob("pin_budget_ratio", "0.1", 0.2) == 0.1
+    assert read_knob("admission_rule", "first_pages:4", None) == "first_pages:4"
+    assert read_knob("codec", "", "int8") is None
+    for name, text in (("cap_prefixes", "many"), ("cap_host_bytes", "12 apples"), ("checkpoint_budget_ratio", "half")):
+        with pytest.raises(ValueError, match=LABELS[name]):
+            read_knob(name, text, None)
+
+
+def test_caps_by_namespace_are_read_as_rows():
+    caps = {"tenant-a": {"max_bytes": (3 << 30) + 7, "max_prefixes": 1200}}
+    rows = namespace_rows(caps)
+    assert rows == [{"Namespace": "tenant-a", "Guaranteed": "", "At most": "3.0 GiB", "Prefixes at most": "1,200"}]
+    assert read_namespaces(rows, caps) == caps
+    assert read_namespaces([*rows, {"Namespace": "b", "Guaranteed": "1 GiB"}, {}], caps)["b"] == {
+        "guaranteed_bytes": 1 << 30
+    }
+    assert read_namespaces([], caps) is None
+    for wrong in ([*rows, *rows], [{"Namespace": "a"}], [{"At most": "1 GiB"}], [{"Namespace": "a", "At most": "x"}]):
+        with pytest.raises(ValueError, match="Namespaces"):
+            read_namespaces(wrong, None)
+
+
+def test_dangerous_changes_need_a_typed_word():
+    assert word_to_type({"mode": "bypass"}, 0) == "bypass"
+    assert word_to_type({"mode": "no_disk"}, 3) is None
+    assert word_to_type({"cap_prefixes": 1}, 100) == "evict"
 
 
 def test_outcomes_read_as_sentences():
