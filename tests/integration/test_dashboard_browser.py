@@ -121,11 +121,9 @@ def test_the_overview_says_first_what_needs_attention(visit):
 
 def test_what_needs_attention_leads_to_the_page_where_something_can_be_done(visit):
     visit.sign_in("operator")
-    row = visit.see("The breaker of tier disk is open").locator(
-        "xpath=ancestor::*[@data-testid='stHorizontalBlock'][1]"
-    )
-    row.get_by_role("link", name="Memory").click()
-    visit.page.wait_for_url("**/memory**")
+    visit.see("The breaker of tier disk is open")
+    visit.page.locator(".st-key-attention").get_by_role("link", name="Memory").first.click()
+    visit.page.wait_for_url("**/memory**engine=gpu-b**")
     visit.see_chart("Slabs by page class")
 
 
