@@ -317,8 +317,8 @@ PROMISES = (
         alert="history_gaps_open",
         tests=(
             "tests/integration/test_agent_export.py::test_what_was_said_during_an_outage_arrives_after_it",
-            "tests/unit/test_agent_backlog.py::test_gives_up_the_oldest_when_the_backlog_is_full_and_counts_them",
-            "tests/unit/test_agent_backlog.py::test_a_batch_the_receiver_never_takes_does_not_hold_up_the_others",
+            "tests/unit/test_span_sender.py::test_the_oldest_are_given_up_when_too_many_wait_and_are_counted",
+            "tests/unit/test_span_sender.py::test_a_batch_the_receiver_never_takes_does_not_hold_up_the_others",
         ),
     ),
     Promise(

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from controlplane.steering.alerts import RULES
+from controlplane.steering.alerts.defaults import DEFAULT_RULE_NAMES
 from engine.consistency.state import State
 from engine.memory.faults import POSSIBLE, At, Fault, What
 from engine.schedule.plan import GAP_REASONS
@@ -42,13 +42,13 @@ def test_each_test_that_is_named_exists(faults: ModuleType) -> None:
 
 
 def test_each_state_reason_metric_and_alert_that_is_named_exists(faults: ModuleType) -> None:
-    wire = (ROOT / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
+    told = (ROOT / "docs" / "reference" / "telemetry.md").read_text(encoding="utf-8")
     reasons = REASONS.keys() | GAP_REASONS.keys() | REFUSALS.keys() | OF_COMMANDS
     for row in faults.PROMISES:
         assert not row.state or row.state in list(State), row.fault
         assert not row.reason or row.reason in reasons, row.reason
-        assert not row.metric or f"| `{row.metric}` |" in wire, row.metric
-        assert not row.alert or row.alert in {rule.name for rule in RULES}, row.alert
+        assert not row.metric or f"| `{row.metric}` |" in told, row.metric
+        assert not row.alert or row.alert in DEFAULT_RULE_NAMES, row.alert
 
 
 def test_every_kind_of_fault_that_can_be_injected_is_promised_something(faults: ModuleType) -> None:
