@@ -9,6 +9,7 @@ import typer
 from controlplane.cli import (
     act,
     alert,
+    backup,
     check,
     deeds,
     desired,
@@ -56,6 +57,7 @@ for module in (
     desired,
     policy,
     alert,
+    backup,
     token,
     identify,
     check,

@@ -177,6 +177,13 @@ def _translate(error: OperationalError | ProgrammingError | DBAPIError | Timeout
             f"Another writer held the database for over {BUSY_TIMEOUT_MS // 1000} seconds; nothing was written.",
             "Try again. If it stays so, look for a process that keeps the database file open.",
         )
+    if "is full" in text or "No space left" in text:
+        return Unavailable(
+            "database_full",
+            f"The database has no room left ({text}); nothing was written, and what was there is whole.",
+            "Free some space where it lies, or keep less: the settings KVDECK_KEEP_...",
+            retry_after_seconds=30,
+        )
     return Unavailable(
         "database_unavailable",
         f"The database cannot be reached ({text or type(error).__name__}).",
