@@ -94,19 +94,12 @@ def add_marks(figure: go.Figure, marks: pd.DataFrame) -> go.Figure:
     if marks.empty:
         return figure
     shown = _thin_out(marks)
-    for at in shown["at"]:
-        figure.add_shape(
-            type="line",
-            x0=at,
-            x1=at,
-            xref="x",
-            y0=0,
-            y1=1,
-            yref="y domain",
-            line={"color": RULE, "width": 1, "dash": "dot"},
-        )
+    line = {"color": RULE, "width": 1, "dash": "dot"}
+    common = {"type": "line", "xref": "x", "y0": 0, "y1": 1, "yref": "y domain", "line": line}
+    # In one step: plotly looks at the whole figure again for every shape that is added.
     figure.update_layout(
-        yaxis9={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True, "showgrid": False}
+        shapes=[*figure.layout.shapes, *({**common, "x0": at, "x1": at} for at in shown["at"])],
+        yaxis9={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True, "showgrid": False},
     )
     for kind, group in shown.groupby("kind", sort=False):
         look = MARKS.get(str(kind), Look(label=str(kind), color=GREY, symbol="circle"))
