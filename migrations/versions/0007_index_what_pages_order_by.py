@@ -12,7 +12,7 @@ down_revision = "0006"
 branch_labels = None
 depends_on = None
 
-# (table, index, columns): what EXPLAIN of the read models asked for on five million versions
+# (table, index, columns): what the pages and retention order or cut by
 INDEXES = (
     ("prefixes", "ix_prefixes_most_served", ["tokens_served"]),
     ("prefixes", "ix_prefixes_changed", ["changed_at"]),
