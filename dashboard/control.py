@@ -75,6 +75,41 @@ def submit(person: Person, engine: str, kind: str, arguments: Mapping[str, Any],
     return str(sent["id"])
 
 
+def submit_batch(
+    person: Person,
+    kind: str,
+    arguments: Mapping[str, Any],
+    selected: Mapping[str, Mapping[str, int]],
+    group: str | None,
+    reason: str,
+    key: str,
+) -> str:
+    """Send a command to every engine for exactly what its preview selected; the batch's id."""
+    with client(person.token) as line:
+        sent = line.submit_batch(
+            kind,
+            arguments,
+            reason=reason,
+            group=group,
+            selected=selected,
+            idempotency_key=key,
+            traceparent=new_traceparent(),
+        )
+    return str(sent["batch_id"])
+
+
+def batch(person: Person, batch_id: str) -> dict[str, Any]:
+    """The commands of a batch as they are now."""
+    with client(person.token, timeout_seconds=LOOK_SECONDS) as line:
+        return line.batch(batch_id)
+
+
+def cancel_batch(person: Person, batch_id: str, reason: str) -> None:
+    """Stop every command of a batch that is not over."""
+    with client(person.token) as line:
+        line.cancel_batch(batch_id, reason=reason)
+
+
 def cancel(person: Person, command_id: str, reason: str) -> None:
     """Stop a command that no engine has taken yet."""
     with client(person.token) as line:

@@ -13,21 +13,27 @@ import streamlit as st
 
 from controlplane.errors import Conflict, ControlPlaneError
 from dashboard import control, session
-from dashboard.components import notices
+from dashboard.components import notices, reason
 from dashboard.components.follow import follow
+from dashboard.desired import word_to_type
 from dashboard.theme import state_text
 from dashboard.wording import bytes_text, count_text, parse_bytes, plural, short_id
 
 ICONS = {"evict": ":material/delete:", "warm": ":material/local_fire_department:", "pin": ":material/keep:"}
-ICONS |= {"unpin": ":material/keep_off:", "scrub": ":material/fact_check:", "compact": ":material/compress:"}
+ICONS |= {"compress": ":material/compress:", "offload": ":material/move_down:"}
+ICONS |= {"unpin": ":material/keep_off:", "scrub": ":material/fact_check:", "compact": ":material/view_compact:"}
 HELP = {
     "evict": "Drop these prefixes from every tier. Requests for them miss until they are built again.",
     "warm": "Bring these prefixes back to the GPU before they are asked for.",
     "pin": "Keep these prefixes: no policy and no pressure evicts them until the pin ends.",
     "unpin": "Let these prefixes be evicted again.",
     "scrub": "Read stored objects and compare their checksums; damage goes to quarantine.",
+    "compress": "Code their pages with the engine's codec: smaller, on the GPU still.",
+    "offload": "Move their pages to the tier below; the next request for them brings them back.",
     "compact": "Move pages together so that partly used slabs come free.",
 }
+OF_PREFIXES = ("evict", "warm", "pin", "unpin", "compress", "offload")
+KEYS = {"evict": "e", "warm": "w", "pin": "i"}  # where one prefix is open; elsewhere a key could mean several
 PIN_SECONDS = {"15 minutes": 900, "1 hour": 3600, "8 hours": 28_800, "1 day": 86_400, "7 days": 604_800}
 
 
@@ -54,7 +60,8 @@ def buttons(target: Target, kinds: Sequence[str], *, place: str) -> None:
             count = len(target.prefix_ids)
             label = kind.capitalize() if count < 2 else f"{kind.capitalize()} {count:,}"
             key = f"act_{place}_{target.key(kind)}"
-            if st.button(label, key=key, icon=ICONS.get(kind), help=HELP.get(kind)):
+            shortcut = KEYS.get(kind) if place == "one" else None
+            if st.button(label, key=key, icon=ICONS.get(kind), help=HELP.get(kind), shortcut=shortcut):
                 for name in ("sent", "preview", "nonce"):
                     session.forget(f"{name}:{target.key(kind)}")
                 title = f"{kind.capitalize()} {plural(count, 'prefix', 'prefixes') if count else 'on ' + target.engine}"
@@ -82,11 +89,11 @@ def _dialog(kind: str, target: Target) -> None:
         return
     if kind == "evict" and radius["versions"]:
         arguments["expect_versions"] = radius["versions"]
-    with st.form(f"form_{key}", border=False):
-        reason = st.text_input("Reason (it goes into the audit)", max_chars=500, placeholder="why, in a few words")
-        go = st.form_submit_button(_verb(kind, radius), type="primary", icon=ICONS.get(kind))
-    if go:
-        _send(person, kind, target, arguments, reason.strip())
+    gone = int(radius["prefixes"]) if kind == "evict" else 0
+    word = word_to_type({}, gone)
+    why = reason.form(f"form_{key}", _verb(kind, radius), icon=ICONS.get(kind), word=word)
+    if why is not None:
+        _send(person, kind, target, arguments, why)
 
 
 def _verb(kind: str, radius: Mapping[str, Any]) -> str:
@@ -102,6 +109,8 @@ def _options(kind: str, target: Target, key: str) -> dict[str, Any] | None:
     elif kind == "pin":
         chosen = st.selectbox("Pin for", list(PIN_SECONDS), index=1, key=f"ttl_{key}")
         arguments["ttl_s"] = PIN_SECONDS[chosen]
+    elif kind == "offload":
+        arguments["tier"] = st.selectbox("To", ["host", "disk"], key=f"tier_{key}")
     elif kind in ("warm", "scrub"):
         text = st.text_input("At most", value="1 GiB", key=f"budget_{key}", help="Bytes to read for this command.")
         try:
@@ -168,15 +177,12 @@ def _largest(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     )
 
 
-def _send(person: session.Person, kind: str, target: Target, arguments: Mapping[str, Any], reason: str) -> None:
-    if not reason:
-        st.error("Write a reason first: whoever reads the audit will ask for it.", icon=":material/edit:")
-        return
+def _send(person: session.Person, kind: str, target: Target, arguments: Mapping[str, Any], why: str) -> None:
     key = target.key(kind)
     nonce = session.recall(f"nonce:{key}") or secrets.token_hex(16)
     session.remember(f"nonce:{key}", nonce)
     try:
-        command_id = control.submit(person, target.engine, kind, arguments, reason, str(nonce))
+        command_id = control.submit(person, target.engine, kind, arguments, why, str(nonce))
     except ControlPlaneError as error:
         notices.refused(error)
         if isinstance(error, Conflict):
@@ -185,7 +191,7 @@ def _send(person: session.Person, kind: str, target: Target, arguments: Mapping[
             st.button("Look again", key=f"again_{key}")
         return
     count = len(target.prefix_ids)
-    title = f"{kind.capitalize()} {plural(count, 'prefix', 'prefixes') if count else ''} on {target.engine}: {reason}"
+    title = f"{kind.capitalize()} {plural(count, 'prefix', 'prefixes') if count else ''} on {target.engine}: {why}"
     session.watch(session.Watched(id=command_id, title=title, engine=target.engine))
     session.remember(f"sent:{key}", command_id)
     st.rerun(scope="fragment")

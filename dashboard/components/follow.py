@@ -89,7 +89,9 @@ def _draw(person: session.Person, command: CommandView, key: str) -> None:
     if command.status not in TERMINAL:
         ratio = progress_ratio(command.progress)
         st.progress(ratio or 0.0, text=_waiting_text(command, ratio))
-        if command.status == "pending" and person.may_act:
+        if command.cancel_requested_at is not None:
+            st.caption("Cancelling: it stops at its next step.")
+        elif person.may_act:
             st.button("Cancel", key=f"{key}_cancel", on_click=_cancel, args=(person, command.id))
         return
     text = outcome_text(command.kind, command.outcome)
@@ -109,7 +111,7 @@ def _waiting_text(command: CommandView, ratio: float | None) -> str:
 def _cancel(person: session.Person, command_id: str) -> None:
     try:
         control.cancel(person, command_id, "cancelled from the dashboard")
-        session.leave_notice("Cancelled.")
+        session.leave_notice("It is cancelled, or stops at its next step.")
     except ControlPlaneError as error:
         session.leave_notice(f"Not cancelled: {error.message}")
 

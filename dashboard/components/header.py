@@ -11,7 +11,7 @@ import streamlit as st
 from controlplane.clock import utc_now
 from controlplane.errors import ControlPlaneError
 from dashboard import data, session
-from dashboard.components import live, notices
+from dashboard.components import live, notices, shortcuts
 from dashboard.readings import ControlPlaneHealth, EngineNow
 from dashboard.theme import ENGINE_HEALTH, GREEN, GREY, ORANGE, VERMILLION, Look
 from dashboard.wording import age_text, clock_text, plural
@@ -35,6 +35,7 @@ def draw(person: session.Person) -> None:
         st.toast(notice)
     with st.sidebar:
         st.caption(f"Signed in as **{person.name}** ({person.role})")
+        shortcuts.button(person)
         st.button("Sign out", icon=":material/logout:", on_click=session.sign_out, type="tertiary")
 
 
@@ -71,9 +72,12 @@ def _filters() -> None:
             "Resume" if paused else "Pause",
             icon=":material/play_arrow:" if paused else ":material/pause:",
             on_click=session.toggle_paused,
+            shortcut="p",
             help="Paused: numbers stand still." if paused else f"Refreshes every {session.REFRESH_SECONDS:.0f} s.",
         )
-        st.button("Refresh", icon=":material/refresh:", on_click=data.clear, help="Read everything again now.")
+        st.button(
+            "Refresh", icon=":material/refresh:", on_click=data.clear, help="Read everything again now.", shortcut="f"
+        )
 
 
 def _known(chosen: session.Filters) -> tuple[list[str], list[str], list[str]]:

@@ -27,9 +27,7 @@ def draw(engine: str, prefix_id: str) -> None:
     st.button("All prefixes", icon=":material/arrow_back:", on_click=session.select_prefix, args=(None, None))
     st.subheader(f"Prefix {short_id(prefix_id)}")
     st.caption(f"`{prefix_id}` on {engine}")
-    actions.buttons(
-        actions.Target(engine=engine, prefix_ids=(prefix_id,)), ("evict", "warm", "pin", "unpin"), place="one"
-    )
+    actions.buttons(actions.Target(engine=engine, prefix_ids=(prefix_id,)), actions.OF_PREFIXES, place="one")
     follow.tray()
 
     def now_and_history() -> None:

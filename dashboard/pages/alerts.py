@@ -132,7 +132,7 @@ def _telling() -> None:
         ]
         st.dataframe(pd.DataFrame(shown), hide_index=True, key="receivers_table")
     else:
-        notices.empty("Nobody is told", "An admin adds a webhook with `kvdeck alert receivers add`.")
+        notices.empty("Nobody is told", "An admin adds a webhook with `kvdeck alert add-receiver`.")
     for late in data.undelivered(person.role)[:5]:
         if late.last_error:
             st.caption(

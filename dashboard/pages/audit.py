@@ -29,9 +29,10 @@ def _commands() -> None:
     person, chosen = session.person(), session.filters()
     if person is None:
         return
-    rows = data.commands(person.role, chosen.engine)
+    rows = data.commands(person.role, data.scope(person.role, chosen))
     if rows:
-        st.dataframe(_command_rows(rows), hide_index=True, key="commands_table")
+        table = _command_rows(rows)
+        st.dataframe(table, hide_index=True, key="commands_table", column_config=tables.trace_column())
     else:
         notices.empty("No commands yet", "Evict, warm, pin and the others appear here with their outcomes.")
 
@@ -51,6 +52,7 @@ def _command_rows(rows: Sequence[CommandView]) -> pd.DataFrame:
                 "By": row.actor,
                 "Reason": row.reason,
                 "Ended (UTC)": moment_text(row.finished_at),
+                "Trace": tables.trace_cell((row.traceparent or "").split("-")[1] if row.traceparent else None),
                 "Id": short_id(row.id, 8),
             }
         )
@@ -62,10 +64,70 @@ def _audit() -> None:
     if person is None:
         return
     rows = data.audit(person.role, chosen.minutes)
-    if rows:
-        st.dataframe(_audit_rows(rows), hide_index=True, key="audit_table", column_config=tables.trace_column())
-    else:
+    if not rows:
         notices.empty("Nothing was done", "No action in this time range. Choose a longer one above.")
+        return
+    shown = _filtered(rows)
+    if not shown:
+        notices.empty("Nothing matches", f"{plural(len(rows), 'action')} in this range, none like that.")
+        return
+    picked = tables.picked_rows(_audit_rows(shown), key="audit_table", many=False)
+    if picked:
+        _one(shown[picked[0]])
+    else:
+        st.caption(f"{plural(len(shown), 'action')}. Pick one to see what it changed, before and after.")
+
+
+def _filtered(rows: Sequence[AuditView]) -> list[AuditView]:
+    who_place, action_place, text_place = st.columns([1, 1, 2])
+    who = who_place.selectbox(
+        "Who", [session.ALL, *sorted({row.actor for row in rows})], key="kv_audit_who", format_func=_everybody
+    )
+    action = action_place.selectbox(
+        "Action", [session.ALL, *sorted({row.action for row in rows})], key="kv_audit_action", format_func=_anything
+    )
+    text = (
+        text_place.text_input("Search", key="kv_audit_text", placeholder="part of a target, reason or trace id")
+        .strip()
+        .lower()
+    )
+    return [
+        row
+        for row in rows
+        if who in (session.ALL, row.actor)
+        and action in (session.ALL, row.action)
+        and any(text in str(part).lower() for part in (row.target, row.reason, row.trace_id))
+    ]
+
+
+def _everybody(name: str) -> str:
+    return "everybody" if name == session.ALL else name
+
+
+def _anything(name: str) -> str:
+    return "any action" if name == session.ALL else name.replace("_", " ")
+
+
+def _one(row: AuditView) -> None:
+    with st.container(border=True):
+        st.markdown(f"**{row.actor}** ({row.role}): {row.action.replace('_', ' ')} {row.target}")
+        st.caption(f"{moment_text(row.at)} UTC: {row.reason}")
+        before, after = row.before or {}, row.after or {}
+        names = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
+        if names:
+            lines = [(name, _value(before.get(name)), _value(after.get(name))) for name in names]
+            st.dataframe(pd.DataFrame(lines, columns=["What", "Before", "After"]), hide_index=True)
+        else:
+            st.caption("It changed no document.")
+        cell = tables.trace_cell(row.trace_id)
+        if cell.startswith(("http://", "https://")):
+            st.link_button("Open its trace", cell, icon=":material/open_in_new:")
+        elif row.trace_id:
+            st.caption(f"trace {row.trace_id}")
+
+
+def _value(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 def _audit_rows(rows: Sequence[AuditView]) -> pd.DataFrame:
@@ -74,17 +136,11 @@ def _audit_rows(rows: Sequence[AuditView]) -> pd.DataFrame:
             {
                 "At (UTC)": moment_text(row.at),
                 "Who": f"{row.actor} ({row.role})",
-                "Action": row.action,
+                "Action": row.action.replace("_", " "),
                 "Target": row.target,
                 "Reason": row.reason,
-                "Before": _document(row.before),
-                "After": _document(row.after),
                 "Trace": tables.trace_cell(row.trace_id),
             }
             for row in rows
         ]
     )
-
-
-def _document(value: dict[str, Any] | None) -> str:
-    return "" if value is None else json.dumps(value, sort_keys=True)

@@ -10,7 +10,7 @@ import streamlit as st
 from controlplane.store.queries import PrefixView
 from dashboard import data, session
 from dashboard.charts import families
-from dashboard.components import actions, follow, notices, prefix_detail, tables
+from dashboard.components import actions, batch, follow, notices, prefix_detail, tables
 from dashboard.components.charting import chart
 from dashboard.components.live import guarded, live
 from dashboard.theme import STATES, state_text
@@ -103,6 +103,8 @@ def _list() -> None:
         rows[position] for position in tables.picked_rows(_rows(rows), key="prefix_table", height=460, columns=COLUMNS)
     ]
     _act(picked)
+    if not picked:
+        batch.button()
 
 
 def _nothing_found(total: int, filtered: bool) -> None:
@@ -129,7 +131,7 @@ def _act(picked: Sequence[PrefixView]) -> None:
         st.caption("Pick rows of one engine to act on them: a command goes to one engine.")
         return
     target = actions.Target(engine=engines.pop(), prefix_ids=tuple(row.prefix_id for row in picked))
-    actions.buttons(target, ("evict", "warm", "pin", "unpin"), place="list")
+    actions.buttons(target, actions.OF_PREFIXES, place="list")
 
 
 def _rows(rows: Sequence[PrefixView]) -> pd.DataFrame:
