@@ -182,10 +182,10 @@ class Container:
         return self.run(*command).returncode == 0
 
     def stop(self) -> int:
-        """SIGTERM, and no more patience than the service's own; its exit status."""
+        """SIGTERM, as Docker stops it; its exit status."""
         assert self.process is not None
         self.process.terminate()
-        return self.process.wait(_seconds(self.service.get("stop_grace_period", "10s")))
+        return self.process.wait(PATIENCE_SECONDS)
 
     def said(self) -> str:
         """Its log."""
@@ -352,11 +352,6 @@ def _run(*command: str) -> str:
 
 def _quiet(*command: str) -> int:
     return subprocess.run(command, capture_output=True, check=False).returncode
-
-
-def _seconds(text: str) -> float:
-    minutes, _, rest = text.rpartition("m")
-    return 60.0 * int(minutes or 0) + float(rest.rstrip("s") or 0)
 
 
 def _wait(ready: Callable[[], bool], what: str, log: Callable[[], str] = lambda: "") -> None:
