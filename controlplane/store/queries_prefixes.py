@@ -135,6 +135,7 @@ ORDERS: dict[str, tuple[Any, ...]] = {
     "oldest": (Prefix.created_at,),
     "tokens": (Prefix.tokens.desc(),),
     "bytes": (_HELD.desc(),),
+    "wasted": ((_HELD * 1.0 / (Prefix.tokens_served + 1)).desc(),),  # most bytes for the least that they served
     "id": (),
 }
 

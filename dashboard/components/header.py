@@ -47,7 +47,7 @@ def _filters() -> None:
     for key, value in (("engine", scope), ("namespace", chosen.namespace), ("range", chosen.range_name)):
         session.preset(f"kv_w_{key}", value or session.ALL)
     with st.container(key="kv_filters"):
-        engine, namespace, time_range, refresh = st.columns([2, 2, 2.2, 2.1], vertical_alignment="bottom")
+        engine, namespace, time_range, refresh = st.columns([2, 2, 2.2, 2.7], vertical_alignment="bottom")
     with engine:
         st.selectbox(
             "Engine",

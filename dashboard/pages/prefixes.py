@@ -19,6 +19,7 @@ from dashboard.wording import plural, short_id
 ORDERS = {
     "tokens served": "served",
     "bytes held": "bytes",
+    "memory wasted": "wasted",
     "last changed": "changed",
     "last served": "recent",
     "tokens": "tokens",
