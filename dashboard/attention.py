@@ -46,6 +46,7 @@ PAGE_OF = {
     "namespace_maximum": "caps",
     "namespace_thrashing": "prefixes",
     "telemetry_dropped": "fleet",
+    "telemetry_refused": "fleet",
     "history_gaps": "fleet",
     "clock_skew": "fleet",
     "mode_degraded": "caps",

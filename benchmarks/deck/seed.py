@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from sqlalchemy import text
+from sqlalchemy.orm import Session
 
 from controlplane.ingest.engines import register_engine
 from controlplane.ingest.history import PREFIX_COLUMNS, VERSION_COLUMNS
@@ -53,8 +54,31 @@ def seed(store: Store, versions: int, engines: int = ENGINES, minutes: int = DAY
     audit = ("at", "actor", "role", "action", "target", "reason")
     rows = ((now_us - i * MINUTE_US, "someone", "operator", "evict", _engine(i % engines), "r") for i in range(50_000))
     _pour(store, models.Audit, audit, rows)
+    with store.write() as session:
+        _sum_hours(session)
     with store.engine.connect() as connection:
         connection.execution_options(isolation_level="AUTOCOMMIT").execute(text("ANALYZE"))
+
+
+def _sum_hours(session: Session) -> None:
+    """The hours of the minutes that were poured in past ingest, which keeps both."""
+    for minutes, hours in (
+        (models.RequestRollup, models.RequestHour),
+        (models.ValidationRollup, models.ValidationHour),
+        (models.MetricRollup, models.MetricHour),
+    ):
+        names = [column.name for column in hours.__table__.columns if column.name != "hour"]
+        keys = [name for name in names if name in hours.__table__.primary_key.columns]
+        sums = [name for name in names if name not in keys]
+        hour = '"minute" - "minute" % 3600000000'
+        listed, totals = ", ".join(f'"{name}"' for name in keys), ", ".join(f'SUM("{name}")' for name in sums)
+        added = ", ".join(f'"{name}"' for name in sums)
+        session.execute(
+            text(
+                f'INSERT INTO {hours.__tablename__} ({listed}, "hour", {added}) '
+                f"SELECT {listed}, {hour}, {totals} FROM {minutes.__tablename__} GROUP BY {listed}, {hour}"
+            )
+        )
 
 
 def prefix_id(number: int) -> str:

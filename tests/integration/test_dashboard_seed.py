@@ -7,7 +7,7 @@ import hashlib
 import random
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 from test_dashboard_seed_series import DAMAGED_REASON, GONE, LIVE, STALE, metrics, prefix_id, requests, validations
 
 from controlplane.auth import Role, issue_token
@@ -36,9 +36,32 @@ def seed(url: str, now: dt.datetime, *, rows: bool = True, all_stale: bool = Fal
                 session.flush()
                 for part in (_prefixes, requests, metrics, validations, _steering, _policies, _alerts):
                     part(session, now)
+                session.flush()
+                _sum_hours(session)
         return secrets
     finally:
         store.dispose()
+
+
+def _sum_hours(session: Any) -> None:
+    """The hours of the minutes that were poured in past ingest, which keeps both."""
+    for minutes, hours in (
+        (m.RequestRollup, m.RequestHour),
+        (m.ValidationRollup, m.ValidationHour),
+        (m.MetricRollup, m.MetricHour),
+    ):
+        names = [column.name for column in hours.__table__.columns if column.name != "hour"]
+        keys = [name for name in names if name in hours.__table__.primary_key.columns]
+        sums = [name for name in names if name not in keys]
+        hour = '"minute" - "minute" % 3600000000'
+        listed, totals = ", ".join(f'"{name}"' for name in keys), ", ".join(f'SUM("{name}")' for name in sums)
+        added = ", ".join(f'"{name}"' for name in sums)
+        session.execute(
+            text(
+                f'INSERT INTO {hours.__tablename__} ({listed}, "hour", {added}) '
+                f"SELECT {listed}, {hour}, {totals} FROM {minutes.__tablename__} GROUP BY {listed}, {hour}"
+            )
+        )
 
 
 def _tier(total: int, live: float, pinned: float) -> dict[str, int]:
