@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from controlplane import audit
@@ -39,6 +39,21 @@ EngineId = Annotated[str, Path(pattern=r"^[A-Za-z0-9._:-]{1,64}$")]
 class RegisterBody(BaseModel):
     """An engine's introduction."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "boot_id": "7c1e0d6a",
+                    "model": "deepseek-v4-flash",
+                    "fingerprint": "9f2c44d1",
+                    "page_tokens": 128,
+                    "group": "chat",
+                    "labels": {"rack": "b7"},
+                    "observed": {"mode": "normal", "cap_prefixes": None, "error": None},
+                }
+            ]
+        }
+    )
     boot_id: str = Field(min_length=1, max_length=64)
     model: str = Field(max_length=128)
     fingerprint: str = Field(max_length=64)
@@ -51,6 +66,19 @@ class RegisterBody(BaseModel):
 class HeartbeatBody(BaseModel):
     """What the engine says of itself."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "boot_id": "7c1e0d6a",
+                    "observed_revision": 12,
+                    "observed": {"mode": "normal", "cap_prefixes": 5000, "error": None},
+                    "stats": {"requests": 4211, "prefixes": {"FULL": 310}},
+                    "sent_at": "2026-11-30T03:12:00.250Z",
+                }
+            ]
+        }
+    )
     boot_id: str
     observed_revision: int = Field(ge=0)
     observed: dict[str, Any]
@@ -61,12 +89,18 @@ class HeartbeatBody(BaseModel):
 class GoodbyeBody(BaseModel):
     """Which boot of the engine stops."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"boot_id": "7c1e0d6a"}]})
     boot_id: str
 
 
 class OutcomeBody(BaseModel):
     """What became of a command so far."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"status": "succeeded", "progress": {"done": 2}, "outcome": {"evicted": 2, "bytes": 1048576}}]
+        }
+    )
     status: str
     progress: dict[str, Any] | None = None
     outcome: dict[str, Any] | None = None
@@ -75,6 +109,29 @@ class OutcomeBody(BaseModel):
 class SnapshotBody(BaseModel):
     """Every prefix the engine holds, at its newest version."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "boot_id": "7c1e0d6a",
+                    "prefixes": [
+                        {
+                            "prefix.id": "3f2a9c0d5b7e41f6a8d20c94e1b35f70",
+                            "namespace": "tenant-a",
+                            "life": 1772366400000000000,
+                            "version": 3,
+                            "state.from": "FULL",
+                            "state.to": "COMPRESSED",
+                            "cause": "policy",
+                            "tokens": 256,
+                            "pages": 2,
+                            "bytes.gpu": 524288,
+                        }
+                    ],
+                }
+            ]
+        }
+    )
     boot_id: str
     prefixes: list[dict[str, Any]]
 
@@ -82,6 +139,7 @@ class SnapshotBody(BaseModel):
 class CurveBody(BaseModel):
     """What the engine sampled of its requests."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"boot_id": "7c1e0d6a", "curve": {}}]})
     boot_id: str = Field(min_length=1, max_length=64)
     curve: dict[str, Any]
 

@@ -30,7 +30,7 @@ from controlplane.api.errors import install_error_handlers
 from controlplane.api.gate import Gate
 from controlplane.api.openapi import install_openapi, operation_id
 from controlplane.api.plain import only_plain
-from controlplane.api.throttle import FailureThrottle
+from controlplane.api.throttle import Denials, FailureThrottle
 from controlplane.api.vitals import CountAnswers, Vitals
 from controlplane.oidc import Provider
 from controlplane.settings import Settings
@@ -78,6 +78,7 @@ def create_app(settings: Settings, store: Store, *, background: Background | Non
     app.state.news = News(store)
     app.state.vitals = Vitals(store, settings, lambda: background is not None and background.leads)
     app.state.throttle = FailureThrottle()
+    app.state.denials = Denials()
     app.state.provider = Provider(settings)
     app.add_middleware(Gate, settings=settings)
     app.add_middleware(CountAnswers, vitals=app.state.vitals)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -49,8 +49,19 @@ async def _invalid(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    message = f"{where}: {first['msg']} (got {str(first.get('input'))[:80]!r})."
+    message = f"{where}: {first['msg']}{_got(first['loc'], first.get('input'))}."
     return error_body(400, "request_invalid", message, "Correct the field; /docs shows what each call takes.")
+
+
+NEVER_REPEATED = frozenset({"token", "id_token", "secret", "url", "password"})
+"""Fields of which an error says nothing but that they are wrong."""
+
+
+def _got(where: Sequence[str | int], value: object) -> str:
+    """What was sent instead, where that can be said: a single value, and none that may be a secret."""
+    if NEVER_REPEATED & set(where) or not isinstance(value, str | int | float | None):
+        return ""
+    return f" (got {str(value)[:80]!r})"
 
 
 async def _http(_request: Request, error: Exception) -> JSONResponse:

@@ -18,10 +18,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
-from controlplane.api.security import EngineCaller, get_settings, get_store
+from controlplane.api.security import EngineCaller, get_settings, get_store, note_denial
 from controlplane.api.vitals import Vitals
 from controlplane.auth import Principal
-from controlplane.errors import BadRequest, ControlPlaneError, TooLarge
+from controlplane.errors import BadRequest, ControlPlaneError, Forbidden, TooLarge
 from controlplane.ingest.metrics import ingest_metrics
 from controlplane.ingest.otlp import Message, decode
 from controlplane.ingest.outcome import IngestOutcome, named_engines
@@ -95,7 +95,11 @@ def _store(
     encoding = request.headers.get("content-encoding", "").strip().lower()
     message = decode(kind, body, encoding=encoding, max_inflated_bytes=limit)
     for engine_id in named_engines(message):
-        caller.must_speak_for(engine_id)
+        try:
+            caller.must_speak_for(engine_id)
+        except Forbidden as error:
+            note_denial(request, caller, error)
+            raise
     with get_store(request).write_beside() as session:
         return ingest(session, message)
 

@@ -9,24 +9,26 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.concurrency import run_in_threadpool
 
-from controlplane.api.throttle import FailureThrottle, address_key, token_key
+from controlplane import audit
+from controlplane.api.throttle import Denials, FailureThrottle, address_key, token_key
 from controlplane.auth import Principal, Role, check_secret, note_use, use_is_stale
-from controlplane.errors import Unauthorised, Unavailable
+from controlplane.errors import Forbidden, Unauthorised, Unavailable
 from controlplane.settings import Settings
+from controlplane.steering.deed import TRACEPARENT
 from controlplane.store.session import Store
 
 _bearer = HTTPBearer(auto_error=False, description="A token from `kvdeck token issue`, or a redeemed session token.")
 
 
-# What needs no database is async: a sync dependency costs a hop to a thread and back, each.
-async def get_store(request: Request) -> Store:
+def get_store(request: Request) -> Store:
     """The store of this app."""
     store: Store = request.app.state.store
     return store
 
 
-async def get_settings(request: Request) -> Settings:
+def get_settings(request: Request) -> Settings:
     """The settings of this app."""
     settings: Settings = request.app.state.settings
     return settings
@@ -41,7 +43,7 @@ def authenticated(
         raise Unauthorised(
             "token_missing", "This call needs a token.", "Send it as `Authorization: Bearer <token>` (`kvdeck token`)."
         )
-    store: Store = request.app.state.store
+    store = get_store(request)
     with failures_counted(request, bearer.credentials), store.read() as session:
         credential = check_secret(session, bearer.credentials)
     if use_is_stale(credential):
@@ -77,22 +79,55 @@ class Required:
 
     role: Role
 
-    async def __call__(self, principal: Annotated[Principal, Depends(authenticated)]) -> Principal:
-        principal.must_be(self.role)
+    async def __call__(self, request: Request, principal: Annotated[Principal, Depends(authenticated)]) -> Principal:
+        try:
+            principal.must_be(self.role)
+        except Forbidden as error:
+            await run_in_threadpool(note_denial, request, principal, error)
+            raise
         return principal
 
 
 require_engine = Required(Role.ENGINE)
 
 
-async def speaks_for(engine_id: str, principal: Annotated[Principal, Depends(require_engine)]) -> Principal:
+async def speaks_for(
+    request: Request, engine_id: str, principal: Annotated[Principal, Depends(require_engine)]
+) -> Principal:
     """The caller, who may speak for the engine in the path. Raises Unauthorised or Forbidden."""
-    principal.must_speak_for(engine_id)
+    try:
+        principal.must_speak_for(engine_id)
+    except Forbidden as error:
+        await run_in_threadpool(note_denial, request, principal, error)
+        raise
     return principal
 
 
-StoreOf = Annotated[Store, Depends(get_store)]
-SettingsOf = Annotated[Settings, Depends(get_settings)]
+def note_denial(request: Request, principal: Principal, error: Forbidden) -> None:
+    """Audit that somebody tried to write what their role may not; once a minute for one token and call."""
+    denials: Denials = request.app.state.denials
+    call = f"{request.method} {getattr(request.scope.get('route'), 'path', '')}"
+    if request.method == "GET" or not denials.is_news(f"{principal.token_id} {call}"):
+        return
+    trace = TRACEPARENT.match(request.headers.get("traceparent", ""))
+    with suppress(Unavailable), get_store(request).write_beside() as session:
+        audit.record(
+            session, principal, "denied", call, error.message, after={"code": error.code},
+            trace_id=trace.group(1) if trace else None,
+        )  # fmt: skip
+
+
+# What needs no database is async: a sync dependency costs a hop to a thread and back, each.
+async def _store(request: Request) -> Store:
+    return get_store(request)
+
+
+async def _settings(request: Request) -> Settings:
+    return get_settings(request)
+
+
+StoreOf = Annotated[Store, Depends(_store)]
+SettingsOf = Annotated[Settings, Depends(_settings)]
 Viewer = Annotated[Principal, Depends(Required(Role.VIEWER))]
 Operator = Annotated[Principal, Depends(Required(Role.OPERATOR))]
 Admin = Annotated[Principal, Depends(Required(Role.ADMIN))]

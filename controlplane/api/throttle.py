@@ -22,6 +22,8 @@ FAILURES_AT_ONCE = 20
 SECONDS_A_FAILURE = 3.0
 MOST_KEYS = 4096
 PROVEN_SECONDS = 600.0
+DENIAL_SECONDS = 60.0
+"""One token that is refused one call again and again is one row of the audit in so many seconds."""
 
 
 class FailureThrottle:
@@ -74,6 +76,27 @@ class FailureThrottle:
 
     def _was_right(self, secret: str, now: float) -> bool:
         return self._proven.get(_digest(secret), float("-inf")) > now - PROVEN_SECONDS
+
+
+class Denials:
+    """Which refusals of a role were told a short while ago. Safe to share between threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._told: OrderedDict[str, float] = OrderedDict()
+
+    def is_news(self, key: str) -> bool:
+        """Whether this one has not been told for DENIAL_SECONDS; then it counts as told now."""
+        now = self._clock()
+        with self._lock:
+            if now - self._told.get(key, float("-inf")) < DENIAL_SECONDS:
+                return False
+            self._told[key] = now
+            self._told.move_to_end(key)
+            while len(self._told) > MOST_KEYS:
+                self._told.popitem(last=False)
+            return True
 
 
 def address_key(host: str) -> str:

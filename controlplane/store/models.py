@@ -19,12 +19,13 @@ from controlplane.store.models_series import (
     ValidationHour,
     ValidationRollup,
 )
-from controlplane.store.models_steering import Audit, Command, DesiredState, LeadershipRow, Token
+from controlplane.store.models_steering import Audit, AuditFloor, Command, DesiredState, LeadershipRow, Token
 
 __all__ = [
     "Alert",
     "AlertRuleRow",
     "Audit",
+    "AuditFloor",
     "Base",
     "CapPrediction",
     "Checkpoint",

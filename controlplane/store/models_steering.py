@@ -53,7 +53,7 @@ class Command(Base):
 
 
 class Audit(Base):
-    """Who did what, why, before and after. Append-only."""
+    """Who did what, why, before and after. Append-only: triggers refuse changes, and deletions above the floor."""
 
     __tablename__ = "audit"
     id: Mapped[int] = mapped_column(RowId, primary_key=True, autoincrement=True)
@@ -67,6 +67,14 @@ class Audit(Base):
     after: Mapped[dict[str, Any] | None]
     trace_id: Mapped[str | None] = mapped_column(String(32))
     __table_args__ = (Index("ix_audit_at", "at"), Index("ix_audit_action", "action", "id"))
+
+
+class AuditFloor(Base):
+    """One row: what of the audit is older than this has been let go, and may be deleted. Only ever rises."""
+
+    __tablename__ = "audit_floor"
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    before: Mapped[dt.datetime]
 
 
 class LeadershipRow(Base):

@@ -17,6 +17,7 @@ from controlplane.store.base import Base
 from controlplane.store.models import (
     Alert,
     Audit,
+    AuditFloor,
     CapPrediction,
     Command,
     CurveSample,
@@ -43,6 +44,7 @@ from controlplane.store.models import (
 from controlplane.store.session import Store
 
 STEP_ROWS = 2000
+FLOOR_ID = 1
 UNSEEN_KEPT = dt.timedelta(days=1)  # prefixes of version 0, whose first transition never came
 REFUSALS_KEPT = dt.timedelta(days=2)  # after their back-off: refused again within that, it doubles
 SESSION_TOKENS_KEPT = dt.timedelta(days=7)  # after their end, so that "this token ended" can still be said
@@ -50,10 +52,11 @@ SESSION_TOKENS_KEPT = dt.timedelta(days=7)  # after their end, so that "this tok
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Which rows of a table are forgotten."""
+    """Which rows of a table are forgotten. `lets_go_before`: the audit's floor, which must rise first."""
 
     model: type[Base]
     condition: ColumnElement[bool]
+    lets_go_before: dt.datetime | None = None
 
     @property
     def table(self) -> str:
@@ -92,7 +95,7 @@ def rules(settings: Settings, now: dt.datetime) -> list[Rule]:
         Rule(Silence, Silence.until < audit),
         Rule(Notification, Notification.ended_at < history),
         Rule(InboundAlert, InboundAlert.done_at < history),
-        Rule(Audit, Audit.at < audit),
+        Rule(Audit, Audit.at < audit, lets_go_before=audit),
         Rule(Token, Token.expires_at < now - SESSION_TOKENS_KEPT),
     ]
 
@@ -116,12 +119,23 @@ def forget_old(
 
 def forget_step(session: Session, rule: Rule, rows: int) -> int:
     """Delete at most `rows` rows of one rule; how many it were."""
+    if rule.lets_go_before is not None:
+        _raise_audit_floor(session, rule.lets_go_before)
     keys: Sequence[Any] = list(rule.model.__table__.primary_key)
     chosen = select(*keys).where(rule.condition).limit(rows)
     key = keys[0] if len(keys) == 1 else tuple_(*keys)
     statement = delete(rule.model).where(key.in_(chosen)).execution_options(synchronize_session=False)
     result = session.execute(statement)
     return result.rowcount if isinstance(result, CursorResult) else 0
+
+
+def _raise_audit_floor(session: Session, before: dt.datetime) -> None:
+    floor = session.get(AuditFloor, FLOOR_ID)
+    if floor is None:
+        session.add(AuditFloor(id=FLOOR_ID, before=before))
+    elif floor.before < before:
+        floor.before = before
+    session.flush()
 
 
 def _is_what_a_prefix_is_now() -> ColumnElement[bool]:

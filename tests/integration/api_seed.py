@@ -202,7 +202,7 @@ class Seed:
         yield post("revise_desired", "/v1/desired", 1, changes=caps, **reason)
         yield post("create_policy", "/v1/policies", 1, name=policy, kind="warmup", cron="30 6 * * mon-fri", **reason)
         yield post("change_policy", f"/v1/policies/{policy}", 1, paused=True, **reason)
-        yield post("run_policy", f"/v1/policies/{policy}/run", 1, dry_run=True, **reason)
+        yield post("run_policy", f"/v1/policies/{policy}/run", 1, dry_run=False, **reason)
         yield post("remove_policy", f"/v1/policies/{policy}/remove", 1, **reason)
         yield post("create_alert_rule", "/v1/alert-rules", 1, name=rule, kind="silence",
                    title="No word", above=90.0, resolve_at=30.0, **reason)  # fmt: skip
