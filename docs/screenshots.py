@@ -33,6 +33,15 @@ DEEDS = (
 )
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
 PATIENCE_MS = 120_000
+# What there is of a page, or nothing while a run goes on or something is stale.
+LOOK = """
+() => {
+  const app = document.querySelector('[data-testid="stApp"]'), main = document.querySelector('[data-testid="stMain"]');
+  const runs = app.getAttribute('data-test-script-state') !== 'notRunning';
+  const busy = runs || document.querySelector('[data-stale="true"]');
+  return busy ? '' : `${main.scrollHeight} ${document.querySelectorAll('.js-plotly-plot .main-svg').length}`;
+}
+"""
 TALLEST = 2400
 
 
@@ -89,14 +98,26 @@ def shoot(browser: Browser, link: str, into: Path, width: int) -> None:
     navigation = page.get_by_test_id("stSidebarNavLink")
     for name in PAGES:
         navigation.nth(PAGES.index(name)).click()
-        page.wait_for_timeout(4000)
-        page.get_by_test_id("stStatusWidget").wait_for(state="detached")
+        page.wait_for_timeout(2000)
+        settle(page)
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
             page.wait_for_timeout(1500)
             path = into / (f"{name}.png" if scheme == "light" else f"{name}-dark.png")
             _whole(page, path, width)
             sys.stdout.write(f"{path}\n")
+
+
+def settle(page: Page) -> None:
+    """Until no run goes on, nothing is a leftover of the page before, and two looks two seconds apart are alike."""
+    deadline, before = time.monotonic() + PATIENCE_MS / 1000, ""
+    while time.monotonic() < deadline:
+        now = str(page.evaluate(LOOK))
+        if now and now == before:
+            return
+        before = now
+        page.wait_for_timeout(2000)
+    raise SystemExit(f"{page.url} was not drawn within {PATIENCE_MS / 1000:.0f} s")
 
 
 def _whole(page: Page, path: Path, width: int) -> None:
