@@ -95,7 +95,7 @@ def test_policies_are_paused_resumed_and_run(up: Up) -> None:
         (["status", "--url", "http://127.0.0.1:1"], {}, 3, "kvdeck up"),
         (["status"], {"KVDECK_TOKEN": "kvd_wrong"}, 4, "not known here"),
         (["explain", "abc"], {}, 5, "No engine has registered"),
-        (["evict", "abc", "--engine", "nobody"], {}, 5, "begins with 'abc'"),
+        (["evict", "abc", "--engine", "nobody"], {}, 5, "There is no engine 'nobody'"),
         (["explain", "ab" * 16, "--engine", "nobody"], {}, 5, "nobody"),
         (["policy", "pause", "nothing"], {}, 5, "nothing"),
         (["alert", "ack", "12345"], {}, 5, "12345"),
