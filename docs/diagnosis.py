@@ -11,9 +11,9 @@ def losses() -> str:
     lines = [
         "# Why tokens were no hit",
         "",
-        "Of every prompt, usable tokens and the tokens of these causes are all there are. They are attributes of the span",
-        "`kvcache.acquire` (`kvcache.lost.<cause>`), the counter `kvcache.lost`, rows by minute, and what `kvdeck explain`",
-        "shows ([how to read it](../howto/why-a-miss.md)).",
+        "Of every prompt, usable tokens and the tokens of these causes are all there are. They are attributes of the",
+        "span `kvcache.acquire` (`kvcache.lost.<cause>`), the counter `kvcache.lost`, rows by minute, and what",
+        "`kvdeck explain` shows ([how to read it](../howto/why-a-miss.md)).",
         "",
         "| cause | meaning | what to do | reasons that lead to it |",
         "|---|---|---|---|",
@@ -22,7 +22,11 @@ def losses() -> str:
         reasons = [reason for table in (LOSS_OF_GAP, LOSS_OF_REFUSAL) for reason, to in table.items() if to == cause]
         named = ", ".join(f"`{reason}`" for reason in dict.fromkeys(reasons))
         lines.append(f"| `{cause}` | {meaning} | {ADVICE[cause]} | {named} |")
-    lines += ["", "A restore that fails has the code of its device or tier as its reason, and the cause `restore_failed`.", ""]
+    lines += [
+        "",
+        "A restore that fails has the code of its device or tier as its reason, and the cause `restore_failed`.",
+        "",
+    ]
     return "\n".join(lines)
 
 

@@ -343,8 +343,8 @@ Sees: the state of the prefix, the reason of a request, commit or command, the m
 
 Faults are caused on purpose by `CacheEngine(..., faults=Faults(...))` (`engine/memory/faults.py`) and by nothing else:
 no setting and no variable reaches it, and a command only in an engine host that was started with `--allow-faults`
-(`engine/memory/drill.py`), from an admin, for a time ([game days](../howto/game-days.md)). An engine that was handed some
-says so in its resource (`kvdeck.faults.armed`) and in its stats (`faults`).
+(`engine/memory/drill.py`), from an admin, for a time ([game days](../howto/game-days.md)). An engine that was handed
+some says so in its resource (`kvdeck.faults.armed`) and in its stats (`faults`).
 """
 
 

@@ -28,9 +28,7 @@ def backup(url: str, target: Path) -> int:
         )
     source = Path(parsed.database or "")
     if target.exists():
-        raise BadRequest(
-            "backup_exists", f"{target} is there already.", "Name another; none is overwritten."
-        )
+        raise BadRequest("backup_exists", f"{target} is there already.", "Name another; none is overwritten.")
     if not source.is_file():
         raise Unavailable("database_unavailable", f"There is no store at {source}.", "Check --data-dir.")
     half = target.with_name(f"{target.name}.part")

@@ -23,14 +23,15 @@ def deck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         yield up
 
 
-def engine_of(deck: Up) -> dict[str, Any]:
-    (engine,) = json.loads(deck.kvdeck("status", "--json").stdout)["engines"]
-    found: dict[str, Any] = engine
-    return found
-
-
 def client_of(deck: Up) -> ControlPlaneClient:
     return ControlPlaneClient(deck.url, (deck.data_dir / "operator.token").read_text().strip(), timeout_seconds=60.0)
+
+
+def engine_of(deck: Up) -> dict[str, Any]:
+    with client_of(deck) as client:
+        (engine,) = client.engines()
+    found: dict[str, Any] = engine
+    return found
 
 
 def settings_of(deck: Up) -> list[Any]:
@@ -95,9 +96,13 @@ def test_ctrl_c_withdraws_the_fault_and_puts_the_caps_back(deck: Up) -> None:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    wait_for(lambda: engine_of(deck)["stats"].get("faults", {}).get("armed"), "the fault")
-    running.send_signal(signal.SIGINT)
-    said, _ = running.communicate(timeout=PATIENCE_SECONDS)
+    try:
+        wait_for(lambda: engine_of(deck)["stats"].get("faults", {}).get("armed"), "the fault")
+        running.send_signal(signal.SIGINT)
+        said, _ = running.communicate(timeout=PATIENCE_SECONDS)
+    finally:
+        running.kill()
+        running.wait()
     assert running.returncode == 130, said
     assert "Withdrawn" in said
 

@@ -113,7 +113,7 @@ def test_why_not_a_hit_is_told_in_tokens(store):
         ({"state__to": "MELTED"}, "state.to 'MELTED' is not one of"),
         ({"prefix__id": "x" * 33}, "prefix.id must be a text of 1 to 32"),
         ({"objects": "{"}, "objects must map object kinds to tiers to bytes"),
-        ({"objects": "{\"a\": {\"gpu\": -1}}"}, "objects must map"),
+        ({"objects": '{"a": {"gpu": -1}}'}, "objects must map"),
         ({"pinned": 1}, "pinned must be true or false, got 1"),
         ({"checkpoints": '{"id": 1}'}, "checkpoints must be a list"),
         ({"namespace": "a\x00b"}, "NUL"),

@@ -8,8 +8,8 @@ import pytest
 
 from controlplane.errors import BadRequest
 from controlplane.steering.policies.facts import Sample, counter_growth
-from controlplane.steering.policies.proposals import IssueCommand, Verdict
 from controlplane.steering.policies.kinds import DEFAULTS, read_rule
+from controlplane.steering.policies.proposals import IssueCommand, Verdict
 from controlplane.steering.policies.warmup import Candidate, WarmupFacts, WarmupRule, decide
 
 AT = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
