@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from controlplane import audit
-from controlplane.auth import Role, authenticate, issue_token, revoke_token
+from controlplane.auth import Principal, Role, authenticate, issue_token, revoke_token
 from controlplane.cli.context import (
     DECK,
     DEFAULT_DATA_DIR,
@@ -145,6 +145,8 @@ def _run(
 def _require_allowed(client: ControlPlaneClient, day: GameDay, engine: str, outages: int) -> None:
     from controlplane.workload.gameday import OutageIncident
 
+    me = client.me()
+    Principal(me["name"], Role.parse(me["role"])).must_be(Role.ADMIN)  # before anything is prepared
     found = next((row for row in client.engines() if row["id"] == engine), None)
     if found is None or found["health"] != "live":
         how = "is not known here" if found is None else f"is {found['health']}"
