@@ -41,7 +41,7 @@ POSTGRES_DOWN = (
 def upgrade() -> None:
     op.create_table(
         "audit_floor",
-        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("id", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("before", columns.UtcMicros(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
