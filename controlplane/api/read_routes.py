@@ -31,7 +31,9 @@ def window_of(since: dt.datetime | None, until: dt.datetime | None, minutes: flo
         if time is not None and time.tzinfo is None:
             raise BadRequest("time_naive", "A time without a zone was given.", "Write 2026-01-31T12:00:00Z.")
         if time is not None and not EARLIEST <= time <= LATEST:
-            raise BadRequest("time_range", f"{time} is before 1970 or after the year 9000.", "Nothing is kept of such times.")
+            raise BadRequest(
+                "time_range", f"{time} is before 1970 or after the year 9000.", "Nothing is kept of such times."
+            )
     window = TimeRange.last(minutes, until or now) if since is None else TimeRange(since, until or now)
     if window.since >= window.until:
         raise BadRequest("time_order", f"since {window.since} is not before {window.until}.", "Swap them.")
