@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -65,11 +66,26 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
             with deck.client() as client:
                 client.submit(engine.id, "compact", {"max_pages": 1}, reason="test")
             time.sleep(3.0)  # the history's batches, the engine's metrics
+            wait_until_recorded(prometheus, engine)
             prometheus.wait_until_scraped_after(time.time())
             yield Scraped(engine, deck, prometheus, f"http://127.0.0.1:{port}")
     finally:
         deck.stop()
         deck.store.dispose()
+
+
+def wait_until_recorded(prometheus: Prometheus, engine: CacheEngine) -> None:
+    """Rates need growth between two scrapes: traffic goes on until every recording rule has made its series."""
+    names = [rule["record"] for rule in ALL_RULES if "record" in rule]
+    end = time.monotonic() + 60
+    for seed in itertools.count(10):
+        missing = [name for name in names if not prometheus.query(f"count({name})")]
+        if not missing:
+            return
+        assert time.monotonic() < end, missing
+        replay(engine, 60, seed=seed)
+        time.sleep(3.0)  # the history's batches
+        prometheus.wait_until_scraped_after(time.time())
 
 
 def test_what_prometheus_says_is_what_the_engine_counted(scraped: Scraped) -> None:
@@ -192,6 +208,12 @@ def test_an_alert_goes_off_when_the_engine_says_so(scraped: Scraped) -> None:
     while not scraped.prometheus.query('ALERTS{alertname="KvdeckWrongBytes",alertstate="firing"}'):
         assert time.monotonic() < end
         time.sleep(0.2)
+
+
+def test_every_page_a_rule_sends_to_is_there() -> None:
+    pages = re.findall(r"docs/\S+?\.md", RULES.read_text(encoding="utf-8"))
+    assert pages
+    assert [page for page in pages if not (DOCKER.parent / page).exists()] == []
 
 
 def promtool(*arguments: str) -> None:
