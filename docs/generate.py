@@ -155,6 +155,11 @@ def telemetry() -> str:
     return str(_module("telemetry").page())
 
 
+def api() -> str:
+    """Every call, its role and its verb: docs/api.py."""
+    return str(_module("api").page())
+
+
 def losses() -> str:
     """Why tokens were no hit: docs/diagnosis.py."""
     return str(_module("diagnosis").losses())
@@ -251,6 +256,7 @@ def _one_line(thing: object) -> str:
 
 
 PAGES = {
+    "api.md": api,
     "states.md": states,
     "command-states.md": command_states,
     "errors.md": errors,

@@ -16,6 +16,7 @@ from controlplane.api import (
     batch_routes,
     desired_routes,
     diagnosis_routes,
+    docs_page,
     engine_routes,
     ingest_routes,
     metrics_routes,
@@ -36,6 +37,23 @@ from controlplane.oidc import Provider
 from controlplane.settings import Settings
 from controlplane.steering.news import News
 from controlplane.store.session import Store
+
+ROUTERS = (
+    session_routes.router,
+    oidc_routes.router,
+    ingest_routes.router,
+    agent_routes.router,
+    read_routes.router,
+    metrics_routes.router,
+    write_routes.router,
+    engine_routes.router,
+    batch_routes.router,
+    desired_routes.router,
+    policy_routes.router,
+    alert_routes.router,
+    diagnosis_routes.router,
+    whatif_routes.router,
+)
 
 
 class Background(Protocol):
@@ -70,6 +88,8 @@ def create_app(settings: Settings, store: Store, *, background: Background | Non
         version=_version(),
         description="All that the command line and the dashboard can do. `x-kvdeck-role` is the least role of a call.",
         lifespan=lifespan,
+        docs_url=None,  # FastAPI's own page loads scripts from elsewhere
+        redoc_url=None,
         dependencies=[Depends(only_plain)],
         generate_unique_id_function=operation_id,
     )
@@ -83,25 +103,10 @@ def create_app(settings: Settings, store: Store, *, background: Background | Non
     app.add_middleware(Gate, settings=settings)
     app.add_middleware(CountAnswers, vitals=app.state.vitals)
     install_error_handlers(app)
-    app.state.routers = [
-        session_routes.router,
-        oidc_routes.router,
-        ingest_routes.router,
-        agent_routes.router,
-        read_routes.router,
-        metrics_routes.router,
-        write_routes.router,
-        engine_routes.router,
-        batch_routes.router,
-        desired_routes.router,
-        policy_routes.router,
-        alert_routes.router,
-        diagnosis_routes.router,
-        whatif_routes.router,
-    ]
-    for router in app.state.routers:
+    for router in ROUTERS:
         app.include_router(router)
-    install_openapi(app)
+    app.include_router(docs_page.router)
+    install_openapi(app, ROUTERS)
     return app
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.dependencies.models import Dependant
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
@@ -86,10 +86,10 @@ class Call:
         return self.method == "POST"
 
 
-def calls_of(app: FastAPI) -> list[Call]:
+def calls_of(routers: Iterable[APIRouter]) -> list[Call]:
     """Every call there is, in the order of the routes."""
     found = []
-    for route in (route for router in app.state.routers for route in router.routes):
+    for route in (route for router in routers for route in router.routes):
         if isinstance(route, APIRoute) and route.include_in_schema:
             summary = " ".join((route.endpoint.__doc__ or "").strip().partition("\n\n")[0].split())
             role = role_of(route.dependant)
@@ -109,12 +109,12 @@ def role_of(dependant: Dependant) -> str:
     return ANY_TOKEN if authenticated in calls else ANYONE
 
 
-def install_openapi(app: FastAPI) -> None:
-    """Make the app describe itself with all of this."""
+def install_openapi(app: FastAPI, routers: Iterable[APIRouter]) -> None:
+    """Make the app, which has these routers, describe itself with all of this."""
 
     def describe() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _described(app)
+            app.openapi_schema = _described(app, routers)
         return app.openapi_schema
 
     app.openapi = describe  # type: ignore[method-assign]  # FastAPI's own way to replace it
@@ -125,14 +125,14 @@ def operation_id(route: APIRoute) -> str:
     return route.name
 
 
-def _described(app: FastAPI) -> dict[str, Any]:
+def _described(app: FastAPI, routers: Iterable[APIRouter]) -> dict[str, Any]:
     schema = get_openapi(title=app.title, version=app.version, routes=app.routes, description=app.description)
     parts = schema.setdefault("components", {})
     parts.setdefault("schemas", {})["Error"] = ERROR_SCHEMA
     for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own shape of errors, which is never sent
         parts["schemas"].pop(name, None)
     parts["responses"] = {kind.__name__: _error_response(kind) for kind in ERROR_EXAMPLES}
-    for call in calls_of(app):
+    for call in calls_of(routers):
         operation = schema["paths"][call.path][call.method.lower()]
         operation["summary"] = call.summary.partition(". ")[0].rstrip(".") + "."
         operation["x-kvdeck-role"] = call.role

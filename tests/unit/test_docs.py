@@ -22,6 +22,7 @@ def generator() -> ModuleType:
 
 
 GENERATED = [
+    "api.md",
     "states.md",
     "command-states.md",
     "errors.md",
