@@ -25,6 +25,7 @@ from controlplane.store.session import Store
 ROOT = Path(__file__).resolve().parents[2]
 SHOTS = ROOT / "tests" / "screenshots"
 PATIENCE_MS = 30_000
+expect.set_options(timeout=PATIENCE_MS)  # how long a busy machine may take; no test is about that
 
 
 class Deck:
