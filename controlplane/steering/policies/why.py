@@ -88,9 +88,15 @@ def words_of(run: PolicyRun) -> list[str]:
     return said
 
 
+OF_DEGRADE = {
+    "failure_rate", "mode", "not_recovered", "samples", "samples_since", "bad_in_a_row", "good_in_a_row",
+    "wrong_steps_up",
+}  # fmt: skip
+
+
 def _evidence(inputs: dict[str, Any]) -> list[str]:
     rule = inputs.get("parameters", {})
-    if "failure_rate" not in inputs:
+    if not inputs.keys() >= OF_DEGRADE:  # another kind's, or a record older than some of these
         seen = {key: value for key, value in inputs.items() if key not in ("parameters", "event", "why")}
         return [f"It saw: {', '.join(f'{key} {_short(value)}' for key, value in seen.items())}."] if seen else []
     rate = "none" if inputs["failure_rate"] is None else f"{inputs['failure_rate']:.1%}"
