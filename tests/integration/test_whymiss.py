@@ -86,7 +86,7 @@ def test_causes_that_are_more_than_was_lost_are_refused_and_cost_no_other_span(s
 def test_a_trace_and_a_prefix_that_left_lead_to_their_requests(store, database) -> None:
     spans = Spans()
     at = dt.datetime.now(dt.UTC)
-    send(store, acquire(spans, 100, 0, at, evicted_command=100, prefix__id=PREFIX), acquire(spans, 9, 9, at))
+    send(store, acquire(spans, 100, 0, at, evicted_command=100, prefix__id=PREFIX), acquire(spans, 9, 9, at), now=at)
     with store.read() as session:
         (missed,) = list_requests(session, lost_prefix_id=PREFIX)
     assert missed.lost == {"evicted_command": 100}
