@@ -56,7 +56,16 @@ def run(up: Up, line: str) -> tuple[int, str]:
 
 
 # The workload goes on beside the page, so the engine may refuse what moved on since it was chosen.
-MEANWHILE = ("version_moved_on", "unknown_prefix", "leased", "is selected", "nothing_to_code", "state_is", "busy")
+MEANWHILE = (
+    "version_moved_on",
+    "out_of_memory",
+    "unknown_prefix",
+    "leased",
+    "is selected",
+    "nothing_to_code",
+    "state_is",
+    "busy",
+)
 
 
 def test_every_command_of_the_page_runs(up: Up) -> None:
