@@ -305,7 +305,7 @@ def test_a_dangerous_mode_needs_its_name_typed_and_a_rollback_shows_its_differen
     visit.shoot("caps_rollback")
 
 
-def test_a_policy_says_why_and_is_paused_with_a_reason(visit):
+def test_a_policy_says_why_it_decided(visit):
     visit.sign_in("operator")
     visit.open("Policies")
     visit.page.get_by_role("button", name="Why?").first.click()
@@ -314,15 +314,6 @@ def test_a_policy_says_why_and_is_paused_with_a_reason(visit):
     visit.shoot("policy_why")
     dialog.get_by_role("button", name="Close").first.click()
     expect(dialog).to_have_count(0)
-    visit.page.get_by_role("button", name="Pause", exact=True).last.click()
-    dialog.get_by_label("Reason").fill("the disk is being replaced")
-    dialog.get_by_label("Reason").press("Tab")
-    visit.settle()
-    dialog.get_by_role("button", name="Pause").click()
-    expect(dialog).to_have_count(0, timeout=PATIENCE_MS)
-    with visit.deck.store.read() as session:
-        done = session.scalars(select(m.Audit.reason).where(m.Audit.actor == "test operator")).all()
-    assert "the disk is being replaced" in done
 
 
 def test_an_alert_is_silenced_with_a_reason_until_an_end(visit):
