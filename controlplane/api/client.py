@@ -15,8 +15,10 @@ from controlplane.errors import (
     Conflict,
     ControlPlaneError,
     Forbidden,
+    Misdirected,
     NotFound,
     TooLarge,
+    TooManyRequests,
     Unauthorised,
     Unavailable,
 )
@@ -30,6 +32,8 @@ BY_STATUS: Mapping[int, type[ControlPlaneError]] = {
     404: NotFound,
     409: Conflict,
     413: TooLarge,
+    421: Misdirected,
+    429: TooManyRequests,
     503: Unavailable,
 }
 
@@ -48,8 +52,8 @@ class ControlPlaneClient(RuleCalls, SteeringCalls):
         timeout_seconds: float = 10.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self.url = url.rstrip("/")
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self.url = _checked_url(url)
+        headers = {"Authorization": f"Bearer {_checked_token(token)}"} if token else {}
         self._http = httpx.Client(
             base_url=self.url, headers=headers, timeout=timeout_seconds, trust_env=False, transport=transport
         )
@@ -165,6 +169,30 @@ class ControlPlaneClient(RuleCalls, SteeringCalls):
             raise Unreachable(
                 "no_json", f"What answers at {self.url} is no kvdeck control plane.", "Check --url or KVDECK_URL."
             ) from error
+
+
+def _checked_url(url: str) -> str:
+    """The address without its last slash. Raises BadRequest for what is none, or of another scheme."""
+    try:
+        parsed = httpx.URL(url.strip())
+    except (httpx.InvalidURL, ValueError):
+        parsed = httpx.URL("")
+    if parsed.scheme not in ("http", "https") or not parsed.host or (parsed.port or 1) > 65_535:
+        raise BadRequest(
+            "url_invalid",
+            f"{url[:200]!r} is no address of a control plane.",
+            "Write it with its scheme, as http://127.0.0.1:8410 (--url, KVDECK_URL).",
+        )
+    return url.strip().rstrip("/")
+
+
+def _checked_token(token: str) -> str:
+    """The token. Raises Unauthorised for what no header can carry; it is not repeated."""
+    if not token.isascii() or not token.isprintable():
+        raise Unauthorised(
+            "token_unfit", "The token has characters that no token has.", "Check --token, KVDECK_TOKEN or the file."
+        )
+    return token
 
 
 def _error_of(answer: httpx.Response) -> ControlPlaneError:

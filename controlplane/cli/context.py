@@ -149,8 +149,8 @@ def parse_bytes(text: str) -> int:
     unit = number[-1:].upper() if number[-1:].isalpha() else ""
     digits = number[: len(number) - len(unit)].strip()
     try:
-        return int(float(digits) * units[unit])
-    except (ValueError, KeyError):
+        return _not_negative(int(float(digits) * units[unit]))
+    except (ValueError, OverflowError, KeyError):
         raise CliError(f"{text!r} is no number of bytes.", "Write 1073741824, 64MiB or 1.5G.", Exit.USAGE) from None
 
 
@@ -160,14 +160,20 @@ def parse_seconds(text: str) -> int:
     unit = text[-1:].lower()
     digits = text[:-1] if unit in units else text
     try:
-        return int(float(digits) * units.get(unit, 1))
-    except ValueError:
+        return _not_negative(int(float(digits) * units.get(unit, 1)))
+    except (ValueError, OverflowError):
         raise CliError(f"{text!r} is no span of time.", "Write 90s, 15m, 2h or 1d.", Exit.USAGE) from None
 
 
+def _not_negative(number: int) -> int:
+    if number < 0:
+        raise ValueError(number)
+    return number
+
+
 def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
     try:
+        host = urlsplit(url).hostname or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from controlplane.auth import SECRET_PREFIX
 from controlplane.cli.context import DEFAULT_DATA_DIR
 from controlplane.cli.exits import ERR, CliError, Exit, show_error
 from controlplane.cli.groups import labels_of
@@ -94,7 +96,7 @@ def engine(
     config = HostConfig(
         engine_id=engine_id,
         url=url,
-        token=token or (read_secret("KVDECK_ENGINE_TOKEN_FILE", token_file) if token_file else ""),
+        token=token or _token_of(token_file),
         data_dir=data_dir,
         spec=spec,
         device=device,
@@ -114,6 +116,18 @@ def engine(
     except EngineError as error:
         show_error(CliError(str(error)))
         raise typer.Exit(Exit.USAGE) from None
+
+
+def _token_of(path: str) -> str:
+    """The token in a file; "" without one. Raises CliError for a file that holds something else: it is not repeated."""
+    found = read_secret("KVDECK_ENGINE_TOKEN_FILE", path) if path else ""
+    if found and not re.fullmatch(rf"{SECRET_PREFIX}[A-Za-z0-9_-]+", found):
+        raise CliError(
+            f"{path} holds no token of kvdeck: one begins with {SECRET_PREFIX} and stands alone.",
+            "Make one: `kvdeck token create NAME --role engine > FILE`.",
+            Exit.USAGE,
+        )
+    return found
 
 
 def run_host(config: HostConfig) -> None:

@@ -6,7 +6,16 @@ from enum import IntEnum
 
 from rich.console import Console
 
-from controlplane.errors import BadRequest, ControlPlaneError, Forbidden, NotFound, Unauthorised, Unavailable
+from controlplane.errors import (
+    BadRequest,
+    ControlPlaneError,
+    Forbidden,
+    NotFound,
+    SettingsError,
+    TooManyRequests,
+    Unauthorised,
+    Unavailable,
+)
 
 # stdout is for results, so that they can be piped; everything else goes to stderr.
 OUT = Console(highlight=False, soft_wrap=True)
@@ -38,13 +47,13 @@ def exit_code_of(error: ControlPlaneError) -> Exit:
     """The exit code for an error of our tree."""
     if isinstance(error, CliError):
         return error.exit_code
-    if error.code in ("unreachable", "no_json") or isinstance(error, Unavailable):
+    if error.code in ("unreachable", "no_json") or isinstance(error, Unavailable | TooManyRequests):
         return Exit.UNREACHABLE
     if isinstance(error, Unauthorised | Forbidden):
         return Exit.FORBIDDEN
     if isinstance(error, NotFound):
         return Exit.NOT_FOUND
-    if isinstance(error, BadRequest):
+    if isinstance(error, BadRequest | SettingsError):
         return Exit.USAGE
     return Exit.FAILED
 

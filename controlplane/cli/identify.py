@@ -58,10 +58,14 @@ def _read(source: str) -> list[int]:
     try:
         text = sys.stdin.read() if source == "-" else Path(source).read_text()
     except OSError as error:
-        raise CliError(f"{source} cannot be read ({error.strerror}).", "", Exit.USAGE) from None
+        raise CliError(
+            f"{source} cannot be read ({error.strerror}).", "Name a file with a JSON list of token ids.", Exit.USAGE
+        ) from None
+    except UnicodeDecodeError:
+        text = ""
     try:
         tokens = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         tokens = None
     if not isinstance(tokens, list) or not tokens or not all(isinstance(token, int) for token in tokens):
         raise CliError(f"{source} holds no JSON list of token ids.", "It looks like [1, 2, 3].", Exit.USAGE)

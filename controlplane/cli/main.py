@@ -31,7 +31,7 @@ from controlplane.cli import (
     up,
     whatif,
 )
-from controlplane.cli.exits import exit_code_of, show_error
+from controlplane.cli.exits import CliError, exit_code_of, show_error
 from controlplane.errors import ControlPlaneError
 
 app = typer.Typer(
@@ -77,6 +77,12 @@ def main() -> None:
     except ControlPlaneError as error:
         show_error(error)
         sys.exit(exit_code_of(error))
+    except OSError as error:  # of a file or folder that a verb was given
+        shown = CliError(
+            f"{error.filename or 'The system'}: {error.strerror or error}.", "Check the path and its rights."
+        )
+        show_error(shown)
+        sys.exit(shown.exit_code)
 
 
 if __name__ == "__main__":

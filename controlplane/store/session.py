@@ -168,6 +168,12 @@ def _translate(error: OperationalError | ProgrammingError | DBAPIError | Timeout
         return SchemaMismatch(
             "schema_missing", f"The database has no kvdeck tables of this version ({text}).", "Run `kvdeck migrate`."
         )
+    if "file is not a database" in text:
+        return Unavailable(
+            "database_foreign",
+            "The file that should be the database is none, or is damaged.",
+            "Check KVDECK_DATABASE_URL and --data-dir; `kvdeck backup` copies can be put back while nothing runs.",
+        )
     lost = isinstance(error, DBAPIError) and error.connection_invalidated
     if not lost and not isinstance(error, OperationalError | TimeoutError):
         return None

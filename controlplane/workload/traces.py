@@ -70,10 +70,14 @@ class Trace:
 
     def __iter__(self) -> Iterator[TraceRequest]:
         sessions: dict[str, str] = {}
+        is_empty = True
         with self._open() as file:
             for number, text in enumerate(file, start=1):
                 if text.strip():
+                    is_empty = False
                     yield self._parse(number, text, sessions)
+        if is_empty:
+            raise TraceError(self.path, None, "holds no request")
 
     def requests(self, namespace: str = "default", limit: int | None = None) -> Iterator[Request]:
         """The trace with tokens, at most `limit` requests, made one at a time."""
