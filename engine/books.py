@@ -38,6 +38,7 @@ def check(ledger: Ledger, prove: Callable[[list[PrefixRecord]], Proof]) -> list[
         for tier, order in ledger.orders.items():
             found += [f"order of {tier}: {line}" for line in order.violations()]
             found += _check_order(nodes, tier, order)
+        found += _check_order_of_checkpoints(ledger, nodes)
         found += ledger.pins.violations(node.record for node in nodes)
         if len(nodes) != len(ledger.nodes):
             found.append(f"index: {len(nodes)} nodes in the tree, {len(ledger.nodes)} by id")
@@ -165,6 +166,16 @@ def _check_order(nodes: list[PrefixNode], tier: Tier, order: TailsFirst[PrefixNo
     if not wrong and len(order) == len(held):
         return []
     return [f"order of {tier}: it has {len(order)} prefixes, {len(held)} have bytes there; e.g. {wrong[:1]}"]
+
+
+def _check_order_of_checkpoints(ledger: Ledger, nodes: list[PrefixNode]) -> list[str]:
+    """One that is not in it can never leave for others, and holds its part of their budget for ever."""
+    held = {(node, key) for node in nodes for key, c in node.record.checkpoints.items() if c.gpu_bytes}
+    order = ledger.checkpoints
+    if len(order) == len(held) and all(key in order for key in held):
+        return []
+    missing = sum(key not in order for key in held)
+    return [f"order of checkpoints: it has {len(order)}, {len(held)} have GPU bytes; {missing} of those are not in it"]
 
 
 def _check_namespaces(ledger: Ledger, nodes: list[PrefixNode]) -> list[str]:

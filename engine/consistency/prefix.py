@@ -62,6 +62,10 @@ class Checkpoint:
     def on_gpu(self) -> bool:
         return all(h.gpu is not None or h.n_pages == 0 for h in self.blocks.values())
 
+    @property
+    def gpu_bytes(self) -> int:
+        return sum(h.gpu.total_bytes for h in self.blocks.values() if h.gpu is not None)
+
 
 @dataclass(eq=False, slots=True)
 class PrefixRecord:

@@ -71,8 +71,7 @@ class Leaving:
             node, checkpoint_id = key
             if not ledger.may_leave(node):
                 return False
-            blocks = node.record.checkpoints[checkpoint_id].blocks.values() if above else ()
-            n_bytes = sum(b.gpu.total_bytes for b in blocks if b.gpu is not None)
+            n_bytes = node.record.checkpoints[checkpoint_id].gpu_bytes if above else 0
             return ledger.namespaces.may_give(node.record.namespace, n_bytes, whom.namespace, above)
 
         return next(order.oldest(may_go, lane=whom.namespace if whom.own_only else None), None)

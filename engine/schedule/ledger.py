@@ -28,7 +28,7 @@ from engine.index.radix import RadixIndex
 from engine.index.space import is_approximate, namespace_of, space_of
 from engine.memory.holding import Holding, Tier
 from engine.memory.tiers import Tiers
-from engine.model.objects import BOUNDARY_KINDS, ObjectKind, PrefixLayouts
+from engine.model.objects import ObjectKind, PrefixLayouts
 from engine.model.spec import ModelSpec
 from engine.schedule.counters import Counters, Damage
 from engine.schedule.losses import Losses
@@ -338,18 +338,29 @@ class Ledger:
         if key in node.record.checkpoints:
             self.drop_checkpoint(node, key)
         node.record.checkpoints[key] = checkpoint
-        self.checkpoints.touch((node, key))
-        for block in checkpoint.blocks.values():
-            if block.gpu is not None:
-                self.checkpoint_gpu_bytes += block.gpu.total_bytes
+        self.checkpoint_gpu_bytes += checkpoint.gpu_bytes
+        self.touch_checkpoint(node, key)
         if node.record.pinned_until_ns:
             self.pins.recount(node.record)  # the next checkpoint of the same commit must see it
 
-    def block_left_gpu(self, block: Holding) -> int:
-        """Free a boundary object's GPU copy and count it off the checkpoint budget."""
-        if block.gpu is not None:
-            self.checkpoint_gpu_bytes -= block.gpu.total_bytes
-        return self.tiers.drop_gpu(block)
+    def touch_checkpoint(self, node: PrefixNode, checkpoint_id: str) -> None:
+        """It was used: the youngest of those that have bytes on the GPU; without any it is not among them."""
+        if node.record.checkpoints[checkpoint_id].gpu_bytes:
+            self.checkpoints.touch((node, checkpoint_id))
+
+    def checkpoint_leaves_gpu(self, node: PrefixNode, checkpoint_id: str) -> int:
+        """Free the GPU copy of every block that has one below; bytes freed. One hung on a prefix while that was copied
+        down has none yet, and stays."""
+        blocks = node.record.checkpoints[checkpoint_id].blocks.values()
+        return sum(self._block_leaves_gpu(node, checkpoint_id, block) for block in blocks if block.below)
+
+    def _block_leaves_gpu(self, node: PrefixNode, checkpoint_id: str, block: Holding) -> int:
+        """Free a block's GPU copy: off the checkpoint budget, and with the last of them out of the order."""
+        freed = self.tiers.drop_gpu(block)
+        self.checkpoint_gpu_bytes -= freed
+        if not node.record.checkpoints[checkpoint_id].gpu_bytes:
+            self.checkpoints.discard((node, checkpoint_id))
+        return freed
 
     def quarantine(self, node: PrefixNode, holding: Holding, tier: Tier, cause: CauseOf) -> None:
         """A copy was found damaged: let go of it. If no other copy of the object is left, the prefix is quarantined.
@@ -358,7 +369,8 @@ class Ledger:
         on: better than a wrong byte.
         """
         record = node.record
-        if not any(held is holding for held in record.holdings()):
+        of = next((k for k, c in record.checkpoints.items() if any(b is holding for b in c.blocks.values())), None)
+        if of is None and not any(held is holding for held in record.spans.values()):
             return  # split or replaced while its bytes were proven: its pages have other owners, who will find it
         self.damages.append(
             Damage(prefix_id=record.prefix_id, kind=str(holding.kind), reason=cause.reason, at_ns=self.clock.wall_ns())
@@ -369,15 +381,13 @@ class Ledger:
             self.tiers.drop_disk(holding, damaged=True)
         elif tier is Tier.HOST:
             self.tiers.drop_host(holding)
-        elif holding.kind in BOUNDARY_KINDS:
-            self.block_left_gpu(holding)
+        elif of is not None:
+            self._block_leaves_gpu(node, of, holding)
         else:
             self.tiers.drop_gpu(holding)
         lost = holding.absent and holding.n_pages > 0
-        if lost:
-            for checkpoint_id, checkpoint in list(record.checkpoints.items()):
-                if any(block is holding for block in checkpoint.blocks.values()):
-                    self.drop_checkpoint(node, checkpoint_id)
+        if lost and of is not None:
+            self.drop_checkpoint(node, of)
         record.refresh()
         self.place(node)
         if lost and record.state is not State.QUARANTINED:

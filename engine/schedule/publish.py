@@ -311,7 +311,7 @@ class Publisher:
                 for copy in blocks.values():
                     self._tiers.free_slots(Tier.GPU, copy)
                 if there:
-                    self._ledger.checkpoints.touch((node, checkpoint_id))
+                    self._ledger.touch_checkpoint(node, checkpoint_id)
                 continue
             content = content_of(node.record)
             holdings = {k: _holding(k, copy, len(copy.slots), draft.content, content) for k, copy in blocks.items()}

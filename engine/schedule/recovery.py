@@ -205,9 +205,8 @@ class Recovery:
                 ledger.settle(node, cause, bytes_moved=outcome.moved_bytes, start_ns=start_ns, parent=job.parent)
             else:
                 node.record.refresh()
-            if node is job.target and node.record.checkpoints:
-                for checkpoint_id in node.record.checkpoints:
-                    ledger.checkpoints.touch((node, checkpoint_id))
+            for checkpoint_id in node.record.checkpoints if node is job.target else ():
+                ledger.touch_checkpoint(node, checkpoint_id)
             ledger.place(node)
             ledger.graph.changed()
             if outcome.failure != "not_reached":

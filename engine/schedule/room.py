@@ -169,25 +169,22 @@ class Room:
     def _shed_checkpoint(self, cause: CauseOf, whom: For) -> bool:
         """Drop the oldest checkpoint's GPU blocks; altogether when it has no copy below. Under the lock."""
         ledger = self._ledger
-        while (oldest := self._leaving.next_checkpoint(whom)) is not None:
-            node, checkpoint_id = oldest
-            checkpoint = node.record.checkpoints[checkpoint_id]
-            blocks = [b for b in checkpoint.blocks.values() if b.gpu is not None and len(b.gpu.slots)]
-            if not blocks:
-                ledger.checkpoints.discard((node, checkpoint_id))
-                continue
-            if all(b.below for b in blocks):
-                moved = sum(ledger.block_left_gpu(b) for b in blocks)
-                ledger.checkpoints.discard((node, checkpoint_id))
-                ledger.settle(node, cause, bytes_moved=moved, always=True)
-            else:
-                ledger.drop_checkpoint(node, checkpoint_id)
-                ledger.settle(node, cause)
-            for block in blocks:
-                ledger.count_eviction(cause, str(block.kind))
-            ledger.place(node)
-            return True
-        return False
+        oldest = self._leaving.next_checkpoint(whom)
+        if oldest is None:
+            return False
+        node, checkpoint_id = oldest
+        checkpoint = node.record.checkpoints[checkpoint_id]
+        blocks = [b for b in checkpoint.blocks.values() if b.gpu is not None and len(b.gpu.slots)]
+        if all(b.below for b in blocks):
+            moved = ledger.checkpoint_leaves_gpu(node, checkpoint_id)
+            ledger.settle(node, cause, bytes_moved=moved, always=True)
+        else:
+            ledger.drop_checkpoint(node, checkpoint_id)
+            ledger.settle(node, cause)
+        for block in blocks:
+            ledger.count_eviction(cause, str(block.kind))
+        ledger.place(node)
+        return True
 
     def _begin_shed(self, cause: CauseOf, whom: For, tried: set[PrefixNode]) -> tuple[PrefixNode | None, bool]:
         """Let the next prefix leave the GPU. Done at once if no bytes move; else it is marked busy and returned with
@@ -214,11 +211,8 @@ class Room:
         for holding in node.record.spans.values():
             if holding.below:
                 moved += self._tiers.drop_gpu(holding)
-        for checkpoint_id, checkpoint in node.record.checkpoints.items():
-            for block in checkpoint.blocks.values():
-                if block.below:
-                    moved += ledger.block_left_gpu(block)
-            ledger.checkpoints.discard((node, checkpoint_id))
+        for checkpoint_id in node.record.checkpoints:
+            moved += ledger.checkpoint_leaves_gpu(node, checkpoint_id)
         ledger.place(node)
         ledger.settle(node, cause, bytes_moved=moved, start_ns=start_ns, always=True)
         return moved
@@ -265,7 +259,8 @@ class Room:
         if tier is Tier.HOST:
             if self._tiers.host is None:
                 return False
-            todo = [h for h in node.record.holdings() if h.gpu is not None and not h.below and h.n_pages]
+            with self._ledger.lock:  # a commit may hang another checkpoint on it meanwhile
+                todo = [h for h in node.record.holdings() if h.gpu is not None and not h.below and h.n_pages]
             return all(self._to_host(h, node) for h in todo)
         return self.disk.write(node)
 

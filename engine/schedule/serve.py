@@ -223,7 +223,7 @@ class Server:
         if boundary is not None:
             ledger.touch(boundary.last, now_ns)
             if boundary.checkpoint is not None:
-                ledger.checkpoints.touch((boundary.last, boundary.checkpoint.checkpoint_id))
+                ledger.touch_checkpoint(boundary.last, boundary.checkpoint.checkpoint_id)
         self._count(lease, boundary)
         self._record(lease, request, now_ns)
         return lease

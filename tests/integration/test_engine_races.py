@@ -8,7 +8,10 @@ from contextlib import contextmanager
 import pytest
 from engine_support import checkpoint_at, fork, prompt
 
+from engine.consistency.prefix import CauseOf
+from engine.consistency.state import Cause
 from engine.errors import CorruptObject, LeaseExpired, StalePointer
+from engine.memory.holding import Tier
 
 
 @contextmanager
@@ -232,6 +235,31 @@ def test_an_ancestor_split_while_its_child_is_written_to_disk_leaves_a_folder_th
         found = again.look(tokens)
         assert (found.usable, found.wrong_bytes) == (len(tokens), 0)
     again.assert_clean()
+
+
+@pytest.mark.parametrize("by", ["pressure", "command"])
+def test_a_checkpoint_hung_on_a_prefix_while_it_is_copied_down_is_still_one_that_may_leave(make_rig, by):
+    rig = make_rig("small-gemma-3", gpu_bytes=512 << 10, host_bytes=4 << 20)
+    ledger = rig.ledger
+    trunk = prompt(4 * rig.page)
+    trunk_id = rig.commit(trunk, []).prefix_id
+    longer = fork(trunk, 4 * rig.page, 4 * rig.page + 5, 1)  # its tail, and so its checkpoint, hang on the trunk
+
+    def push_out():
+        if by == "command":
+            rig.engine._reformer.offload(trunk_id, Tier.HOST, CauseOf(Cause.COMMAND))
+        for seed in range(2, 40 if by == "pressure" else 2):
+            rig.commit(prompt(4 * rig.page, seed), [])
+
+    with stopped_at(ledger.tiers, "fill_host", push_out):
+        rig.commit(longer)
+        assert rig.engine.check() == []
+    record = rig.node(trunk_id).record
+    (checkpoint,) = record.checkpoints.values()
+    assert (record.resident, checkpoint.on_gpu) == (False, True)
+    rig.assert_clean()
+    rig.engine.reconfigure({"checkpoint_budget_ratio": 1e-6}, revision=1)
+    assert ledger.checkpoint_gpu_bytes == 0
 
 
 def test_a_scrub_that_finds_damage_in_a_prefix_split_meanwhile_counts_no_page_twice(make_rig, tmp_path):
