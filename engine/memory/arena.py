@@ -38,7 +38,6 @@ class ClassUsage:
     slabs: int
     slots: int
     used_slots: int
-    used_slabs: int
 
     @property
     def fragmentation_ratio(self) -> float:
@@ -302,7 +301,6 @@ class Arena:
                 slabs=cls.n_slabs,
                 slots=cls.n_slabs * cls.per_slab,
                 used_slots=cls.used_slots,
-                used_slabs=int(np.count_nonzero(cls.used_by_slab())),
             )
             for name, cls in self._classes.items()
         }

@@ -33,10 +33,6 @@ class Field:
     dtype: str
     width: int
 
-    @property
-    def entry_bytes(self) -> int:
-        return DTYPE_BYTES[self.dtype] * self.width
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Full:
@@ -170,10 +166,6 @@ class ModelSpec:
     @property
     def has_recurrent(self) -> bool:
         return any(isinstance(p, Recurrent) for _, p in self.parts())
-
-    @property
-    def has_indexer(self) -> bool:
-        return any(isinstance(p, Indexed) for _, p in self.parts())
 
     @property
     def has_overlap(self) -> bool:

@@ -17,12 +17,10 @@ class Counters:
     validations: int = 0
     transitions: int = 0
     commits: int = 0
-    committed_tokens: int = 0
     by_validation: dict[tuple[str, str, str], int] = field(default_factory=dict)  # validation, verdict, reason
     by_hit: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)  # kind, state, tier -> tokens, requests
     by_namespace: dict[str, list[int]] = field(default_factory=dict)  # tokens, requests asked
     by_outcome: dict[str, int] = field(default_factory=dict)
-    by_gap: dict[str, int] = field(default_factory=dict)  # reason -> tokens of lcp that were not usable
     lost: dict[str, int] = field(default_factory=dict)  # cause -> tokens of prompts that were no hit
     recoveries: dict[tuple[str, str], int] = field(default_factory=dict)  # tier, outcome
     evictions: dict[tuple[str, str], int] = field(default_factory=dict)  # cause, kind

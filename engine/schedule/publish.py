@@ -249,7 +249,6 @@ class Publisher:
         ledger.touch(parent, ledger.clock.monotonic_ns())
         new_pages = pages - match.pages
         ledger.counters.commits += 1
-        ledger.counters.committed_tokens += new_pages * self._page_tokens
         ledger.graph.changed()
         last = parent.record.prefix_id if parent is not None else ""
         return CommitResult("admitted", "ok", new_pages * self._page_tokens, new_pages, added, last)

@@ -333,8 +333,6 @@ class Server:
         asked[1] += 1
         why = lease.explanation
         c.by_outcome[why.outcome] = c.by_outcome.get(why.outcome, 0) + 1
-        if lease.lcp_tokens > lease.usable_tokens:
-            c.by_gap[why.reason] = c.by_gap.get(why.reason, 0) + lease.lcp_tokens - lease.usable_tokens
         for cause, n in why.lost:
             c.lost[cause] = c.lost.get(cause, 0) + n
         if boundary is None:

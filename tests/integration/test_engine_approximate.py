@@ -245,7 +245,6 @@ def test_a_caller_whose_weights_have_changed_gets_a_miss_and_may_not_commit(ward
     assert ward.spans("kvcache.commit")[-1]["kvcache.reason"] == "weights_changed"
     with ward.rig.engine.acquire(prompt(300, 5), refuse="weights_changed") as lease:
         assert lease.explanation.reason == "weights_changed"
-    assert ward.rig.engine.counters().by_gap["weights_changed"] == len(ward.tokens)
 
 
 def test_a_caller_that_could_not_load_gets_a_miss_and_may_commit(ward):
