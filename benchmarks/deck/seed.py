@@ -60,13 +60,16 @@ def seed(store: Store, versions: int, engines: int = ENGINES, minutes: int = DAY
         connection.execution_options(isolation_level="AUTOCOMMIT").execute(text("ANALYZE"))
 
 
-def _sum_hours(session: Session) -> None:
+HOURS = (
+    (models.RequestRollup, models.RequestHour),
+    (models.ValidationRollup, models.ValidationHour),
+    (models.MetricRollup, models.MetricHour),
+)
+
+
+def _sum_hours(session: Session, tables: tuple[tuple[type[Base], type[Base]], ...] = HOURS) -> None:
     """The hours of the minutes that were poured in past ingest, which keeps both."""
-    for minutes, hours in (
-        (models.RequestRollup, models.RequestHour),
-        (models.ValidationRollup, models.ValidationHour),
-        (models.MetricRollup, models.MetricHour),
-    ):
+    for minutes, hours in tables:
         names = [column.name for column in hours.__table__.columns if column.name != "hour"]
         keys = [name for name in names if name in hours.__table__.primary_key.columns]
         sums = [name for name in names if name not in keys]
@@ -191,6 +194,8 @@ def seed_losses(store: Store, engines: int, minutes: int) -> None:
         for tenant in range(3)
     )
     _pour(store, models.LossRollup, ("engine_id", "minute", "namespace", "cause", "requests", "tokens"), losses)
+    with store.write() as session:
+        _sum_hours(session, ((models.LossRollup, models.LossHour),))
     columns = (
         "engine_id", "name", "attributes", "minute", "last", "delta", "maximum", "count_delta", "bucket_deltas",
         "boot_id",

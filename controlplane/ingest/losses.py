@@ -9,7 +9,8 @@ from sqlalchemy.orm import Session
 
 from controlplane.clock import floor_minute
 from controlplane.ingest.facts import AcquireFact
-from controlplane.store.models import LossRollup, RequestRecord
+from controlplane.ingest.rollups import add_to_hours
+from controlplane.store.models import LossHour, LossRollup, RequestRecord
 from controlplane.store.upsert import add_to, summed
 
 LOSS_KEY = ("engine_id", "minute", "namespace", "cause")
@@ -30,7 +31,9 @@ def add_losses(session: Session, engine_id: str, facts: Sequence[AcquireFact]) -
         for fact in facts
         for cause, tokens in fact.lost.items()
     )
-    add_to(session, LossRollup, summed(rows, LOSS_KEY, LOSS_SUMS), LOSS_KEY, LOSS_SUMS)
+    minutes = summed(rows, LOSS_KEY, LOSS_SUMS)
+    add_to(session, LossRollup, minutes, LOSS_KEY, LOSS_SUMS)
+    add_to_hours(session, LossHour, minutes, LOSS_KEY, LOSS_SUMS)
 
 
 def keep_requests(session: Session, engine_id: str, facts: Sequence[AcquireFact]) -> None:

@@ -32,7 +32,7 @@ def add_validations(session: Session, engine_id: str, facts: Iterable[Validation
     )
     minutes = summed(rows, VALIDATION_KEY, ("count",))
     add_to(session, ValidationRollup, minutes, VALIDATION_KEY, ("count",))
-    _add_to_hours(session, ValidationHour, minutes, VALIDATION_KEY, ("count",))
+    add_to_hours(session, ValidationHour, minutes, VALIDATION_KEY, ("count",))
 
 
 def add_failures(session: Session, engine_id: str, facts: Iterable[ValidationFact]) -> None:
@@ -76,12 +76,13 @@ def add_requests(session: Session, engine_id: str, facts: Iterable[AcquireFact])
     )
     minutes = summed(rows, REQUEST_KEY, REQUEST_SUMS)
     add_to(session, RequestRollup, minutes, REQUEST_KEY, REQUEST_SUMS)
-    _add_to_hours(session, RequestHour, minutes, REQUEST_KEY, REQUEST_SUMS)
+    add_to_hours(session, RequestHour, minutes, REQUEST_KEY, REQUEST_SUMS)
 
 
-def _add_to_hours(
+def add_to_hours(
     session: Session, model: type[Base], minutes: Iterable[Row], key: tuple[str, ...], sums: tuple[str, ...]
 ) -> None:
+    """Add sums by minute to the table that has the same by hour."""
     keys = tuple("hour" if name == "minute" else name for name in key)
     rows = ({**row, "hour": floor_hour(row["minute"])} for row in minutes)
     add_to(session, model, summed(rows, keys, sums), keys, sums)

@@ -1,51 +1,30 @@
-"""Gathers the doctor's facts from the store, in one read."""
+"""Gathers the doctor's facts from the store, in one read and a number of statements that no fleet changes."""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func, select, text
+from sqlalchemy import Select, select, text, union_all
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
-from controlplane.insight.curves import Curve, curve_of, recommend
 from controlplane.insight.doctor_facts import (
-    CurveFact,
     DeckFacts,
-    EngineFacts,
     FailedCommands,
     PolicyFacts,
     Refusals,
     StoreFacts,
-    Thrash,
-    TierIo,
 )
-from controlplane.insight.whymiss import why_in_window
+from controlplane.insight.doctor_gather_engines import engine_facts
 from controlplane.settings import Settings
-from controlplane.store.models import (
-    Command,
-    CurveSample,
-    DesiredState,
-    HistoryGap,
-    LeadershipRow,
-    MetricPoint,
-    Policy,
-    PolicyRun,
-    Prefix,
-    PrefixVersion,
-    RequestRecord,
-)
-from controlplane.store.queries_engines import EngineView, list_engines
-from controlplane.store.queries_minutes import MetricMinute, metric_minutes
-from controlplane.store.queries_series import FAILED, bucket_quantile
+from controlplane.store.models import Command, LeadershipRow, MetricPoint, Policy, PolicyRun, RequestRecord
+from controlplane.store.queries_engines import list_engines
 from controlplane.store.query_types import TimeRange, inside
 
-COMES_BACK = dt.timedelta(minutes=5)
-"""An evicted prefix that is made again within this time should have stayed."""
 FAILURES_LOOKED_AT = 20
 
 
@@ -65,136 +44,15 @@ def gather(
         unreachable_seconds=settings.engine_unreachable_seconds,
     )
     chosen = [engine for engine in engines if engine_id in (None, engine.id)]
-    # Of all engines at once: one by one, each reads the rows of all others over.
-    recoveries, io, dropped = (
-        _by_engine(metric_minutes(session, f"kvcache.{name}", window, engine_id))
-        for name in ("recoveries", "tier.io.duration", "telemetry.dropped")
-    )
     return DeckFacts(
         at=now,
         window=window,
-        engines=tuple(
-            _engine(session, engine, window, recoveries[engine.id], io[engine.id], dropped[engine.id])
-            for engine in chosen
-        ),
+        engines=engine_facts(session, chosen, window, engine_id),
         commands=_failed_commands(session, window, [engine.id for engine in chosen]),
-        policies=tuple(_policy(session, policy) for policy in session.scalars(select(Policy).order_by(Policy.name))),
+        policies=_policies(session),
         store=_store(session, settings, now),
         refused=tuple(refused),
     )
-
-
-def _by_engine(rows: Sequence[MetricMinute]) -> dict[str, list[MetricMinute]]:
-    found: dict[str, list[MetricMinute]] = defaultdict(list)
-    for row in rows:
-        found[row.engine_id].append(row)
-    return found
-
-
-def _engine(
-    session: Session,
-    engine: EngineView,
-    window: TimeRange,
-    recoveries: Sequence[MetricMinute],
-    io: Sequence[MetricMinute],
-    dropped: Sequence[MetricMinute],
-) -> EngineFacts:
-    ok, failed = _recoveries(recoveries)
-    return EngineFacts(
-        now=engine,
-        why=why_in_window(session, window, engine.id),
-        thrash=_thrash(session, engine.id, window),
-        io=_io(io),
-        curve=_curve(session, engine),
-        dropped_spans=round(sum(row.delta for row in dropped)),
-        recoveries=ok + failed,
-        failed_recoveries=failed,
-        clock_ahead_seconds=engine.clock_ahead_seconds,
-        behind_since=_behind_since(session, engine),
-        oldest_gap_at=session.scalar(
-            select(func.min(HistoryGap.found_at)).where(
-                HistoryGap.engine_id == engine.id, HistoryGap.closed_at.is_(None)
-            )
-        ),
-    )
-
-
-def _recoveries(rows: Sequence[MetricMinute]) -> tuple[int, int]:
-    ok = failed = 0.0
-    for row in rows:
-        if row.attributes.get("outcome") in FAILED:
-            failed += row.delta
-        else:
-            ok += row.delta
-    return round(ok), round(failed)
-
-
-def _thrash(session: Session, engine_id: str, window: TimeRange) -> tuple[Thrash, ...]:
-    """A prefix's newest life tells when it was made again; its last eviction before that is in the history."""
-    gone = PrefixVersion
-    query = (
-        select(Prefix.namespace, Prefix.prefix_id, Prefix.created_at, func.max(gone.at))
-        .join(Prefix, (Prefix.engine_id == gone.engine_id) & (Prefix.prefix_id == gone.prefix_id))
-        .where(gone.engine_id == engine_id, inside(gone.at, window), gone.state_to == "EVICTED")
-        .group_by(Prefix.namespace, Prefix.prefix_id, Prefix.created_at)
-    )
-    evicted: dict[str, int] = defaultdict(int)
-    back: dict[str, int] = defaultdict(int)
-    for namespace, _, created_at, left_at in session.execute(query):
-        evicted[namespace] += 1
-        back[namespace] += dt.timedelta() < created_at - left_at <= COMES_BACK
-    return tuple(Thrash(namespace=name, evicted=count, came_back=back[name]) for name, count in sorted(evicted.items()))
-
-
-def _io(rows: Sequence[MetricMinute]) -> tuple[TierIo, ...]:
-    grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for row in rows:
-        if row.bucket_deltas is not None:
-            key = (row.attributes.get("tier", ""), row.attributes.get("direction", ""))
-            grouped[key].append(row.bucket_deltas)
-    found = []
-    for (tier, direction), histograms in sorted(grouped.items()):
-        bounds: Sequence[float] = histograms[-1]["bounds"]
-        counts = [
-            sum(column) for column in zip(*(h["counts"] for h in histograms if h["bounds"] == bounds), strict=True)
-        ]
-        p50, p99 = bucket_quantile(bounds, counts, 0.5), bucket_quantile(bounds, counts, 0.99)
-        if p50 is not None and p99 is not None:
-            found.append(
-                TierIo(tier=tier, direction=direction, count=sum(counts), p50_seconds=p50, p99_seconds=p99)
-            )  # fmt: skip
-    return tuple(found)
-
-
-def _curve(session: Session, engine: EngineView) -> CurveFact | None:
-    """None without a curve, with too few samples for one, or when the cap in force cannot be placed on it."""
-    newest = select(CurveSample.document).where(CurveSample.engine_id == engine.id).order_by(CurveSample.at.desc())
-    document = session.scalar(newest.limit(1))
-    if not document:
-        return None
-    try:
-        curve: Curve = curve_of(document)
-    except (KeyError, TypeError):  # of a kvdeck that writes curves another way
-        return None
-    found = recommend(curve)
-    cap_bytes = engine.observed.get("cap_gpu_bytes") or engine.stats.get("tiers", {}).get("gpu", {}).get("total_bytes")
-    pages = curve.pages_at(prefixes=engine.observed.get("cap_prefixes"), n_bytes=cap_bytes)
-    if found is None or pages is None or not cap_bytes:
-        return None
-    better = found.near_ceiling
-    return CurveFact(
-        hit_ratio=curve.hit_ratio(pages),
-        better_ratio=float(better["hit_ratio"]),
-        cap_bytes=int(cap_bytes),
-        better_bytes=int(better["bytes"] or 0),
-        samples=int(curve.samples),
-    )
-
-
-def _behind_since(session: Session, engine: EngineView) -> dt.datetime | None:
-    if engine.observed_revision >= engine.desired_revision:
-        return None
-    return session.scalar(select(DesiredState.at).where(DesiredState.revision == engine.desired_revision))
 
 
 def _failed_commands(session: Session, window: TimeRange, engines: Sequence[str]) -> tuple[FailedCommands, ...]:
@@ -221,14 +79,25 @@ def _failed_commands(session: Session, window: TimeRange, engines: Sequence[str]
     )
 
 
-def _policy(session: Session, policy: Policy) -> PolicyFacts:
-    query = (
-        select(PolicyRun.at, PolicyRun.error)
-        .where(PolicyRun.policy == policy.name, PolicyRun.dry_run.is_(False))
-        .order_by(PolicyRun.at.desc(), PolicyRun.id.desc())
-        .limit(FAILURES_LOOKED_AT)
-    )
-    runs = session.execute(query).all()
+def _policies(session: Session) -> tuple[PolicyFacts, ...]:
+    policies = session.scalars(select(Policy).order_by(Policy.name)).all()
+    runs: dict[str, list[tuple[dt.datetime, str | None]]] = defaultdict(list)
+    if policies:
+        # One statement of a part a policy: each part ends at its newest few rows, where a window function reads all.
+        parts = [_newest_runs(policy.name) for policy in policies]
+        found = union_all(*parts).subquery().c
+        for name, at, error in session.execute(select(found.policy, found.at, found.error).order_by(found.id.desc())):
+            runs[name].append((at, error))
+    return tuple(_policy(policy, runs[policy.name]) for policy in policies)
+
+
+def _newest_runs(policy: str) -> Select[Any]:
+    mine = (PolicyRun.policy == policy, PolicyRun.dry_run.is_(False))
+    newest = select(PolicyRun.id, PolicyRun.policy, PolicyRun.at, PolicyRun.error).where(*mine)
+    return select(newest.order_by(PolicyRun.id.desc()).limit(FAILURES_LOOKED_AT).subquery())
+
+
+def _policy(policy: Policy, runs: Sequence[tuple[dt.datetime, str | None]]) -> PolicyFacts:
     failures = next((number for number, (_, error) in enumerate(runs) if not error), len(runs))
     return PolicyFacts(
         name=policy.name,

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
 from controlplane.ingest.facts import UNKNOWN_LOSS
-from controlplane.store.queries_losses import Asked, LossCount, RequestView, asked, loss_counts
+from controlplane.store.queries_losses import (
+    Asked,
+    LossCount,
+    RequestView,
+    asked,
+    asked_by_engine,
+    loss_counts,
+    loss_counts_by_engine,
+)
 from controlplane.store.query_types import Engines, TimeRange
 from engine.schedule.losses import LOSSES, Loss
 
@@ -82,6 +90,13 @@ def why_in_window(
     """Of all requests of a range. Read from rollups: its cost does not grow with traffic."""
     found = asked(session, window, engine_id, namespace)
     return _why(found, loss_counts(session, window, engine_id, namespace))
+
+
+def why_by_engine(session: Session, window: TimeRange, engines: Sequence[str]) -> dict[str, WhyMiss]:
+    """Of all requests of a range, engine by engine: two statements, however many engines."""
+    found = asked_by_engine(session, window, engines)
+    counts = loss_counts_by_engine(session, window, engines)
+    return {engine: _why(found[engine], counts[engine]) for engine in engines}
 
 
 def why_of(requests: Iterable[RequestView]) -> WhyMiss:

@@ -7,6 +7,7 @@ from controlplane.store.models_policies import Policy, PolicyRefusal, PolicyRun
 from controlplane.store.models_prefixes import Checkpoint, Engine, HistoryGap, Prefix, PrefixLabel, PrefixVersion
 from controlplane.store.models_series import (
     IngestedBatch,
+    LossHour,
     LossRollup,
     MetricHour,
     MetricPoint,
@@ -37,6 +38,7 @@ __all__ = [
     "InboundAlert",
     "IngestedBatch",
     "LeadershipRow",
+    "LossHour",
     "LossRollup",
     "MetricHour",
     "MetricPoint",

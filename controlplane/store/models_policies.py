@@ -33,7 +33,7 @@ class PolicyRun(Base):
 
     __tablename__ = "policy_runs"
     id: Mapped[int] = mapped_column(RowId, primary_key=True, autoincrement=True)
-    policy: Mapped[str] = mapped_column(String(64), index=True)
+    policy: Mapped[str] = mapped_column(String(64))
     engine_id: Mapped[str | None] = mapped_column(String(64))
     at: Mapped[dt.datetime] = mapped_column(index=True)
     trigger: Mapped[str] = mapped_column(String(16))  # schedule, alert, engine_start, manual
@@ -45,7 +45,10 @@ class PolicyRun(Base):
     changed: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
     settled_at: Mapped[dt.datetime | None]  # None while something it did has no end yet
     error: Mapped[str | None] = mapped_column(Text)
-    __table_args__ = (Index("ix_policy_runs_settled", "settled_at"),)
+    __table_args__ = (
+        Index("ix_policy_runs_policy", "policy", "id"),
+        Index("ix_policy_runs_settled", "settled_at"),
+    )
 
 
 class PolicyRefusal(Base):

@@ -112,6 +112,22 @@ class LossRollup(Base):
     cause: Mapped[str] = mapped_column(String(32), primary_key=True)
     requests: Mapped[int]
     tokens: Mapped[int]
+    __table_args__ = (
+        Index("ix_loss_rollups_charts", "minute", "engine_id", "namespace", "cause", "requests", "tokens"),
+    )
+
+
+class LossHour(Base):
+    """The minutes of LossRollup by hour."""
+
+    __tablename__ = "loss_hours"
+    engine_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    hour: Mapped[dt.datetime] = mapped_column(primary_key=True)
+    namespace: Mapped[str] = mapped_column(String(128), primary_key=True)
+    cause: Mapped[str] = mapped_column(String(32), primary_key=True)
+    requests: Mapped[int]
+    tokens: Mapped[int]
+    __table_args__ = (Index("ix_loss_hours_hour", "hour"),)
 
 
 class RequestRecord(Base):

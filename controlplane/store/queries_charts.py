@@ -174,13 +174,15 @@ def histogram_slots(
     a_minute = session.scalar(select(func.count()).where(*mine, table.minute == newest)) or 1
     minutes = max(1, int((window.until - window.since).total_seconds() // 60))
     every = max(1, -(-minutes * a_minute // MOST_HISTOGRAMS))
-    query = select(table.minute, table.attributes, table.bucket_deltas).where(*mine, table.bucket_deltas.is_not(None))
+    query = select(table.minute, table.attributes, table.bucket_deltas).where(*mine)
     if every > 1:
         first = floor_minute(window.since)
         chosen = [first + dt.timedelta(minutes=offset) for offset in range(0, minutes + 1, every)]
         query = query.where(table.minute.in_(chosen))
     sums: dict[tuple[int, str], tuple[list[float], list[int]]] = {}
     for minute, attributes, buckets in session.execute(query):
+        if buckets is None:  # a histogram's first word has no growth; the document "null" is not SQL's NULL
+            continue
         key = (int(minute.timestamp() // (60 * step_minutes)), attributes)
         kept = sums.get(key)
         if kept is None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
-from controlplane.store.models import LossRollup, RequestRecord, RequestRollup
+from controlplane.store.models import LossHour, LossRollup, RequestHour, RequestRecord, RequestRollup
+from controlplane.store.queries_span import over
 from controlplane.store.query_types import Engines, TimeRange, inside, minutes_in, of_engine, view
 
 
@@ -97,33 +98,50 @@ def loss_counts(
     session: Session, window: TimeRange, engine_id: Engines = None, namespace: str | None = None
 ) -> list[LossCount]:
     """Losses by cause over a range, most tokens first."""
-    table = LossRollup.__table__.c
+    table = over(LossRollup, LossHour, LossCount.__slots__, window, engine_id, **_named(namespace))
     tokens = func.sum(table.tokens)
     query = (
-        select(table.cause, func.sum(table.requests), tokens)
-        .where(minutes_in(table.minute, window), *_of(table, engine_id, namespace))
-        .group_by(table.cause)
-        .order_by(tokens.desc(), table.cause)
+        select(table.cause, func.sum(table.requests), tokens).group_by(table.cause).order_by(tokens.desc(), table.cause)
     )
     return [LossCount(cause, int(requests), int(lost)) for cause, requests, lost in session.execute(query)]
 
 
 def asked(session: Session, window: TimeRange, engine_id: Engines = None, namespace: str | None = None) -> Asked:
     """What was asked for over a range."""
-    table = RequestRollup.__table__.c
-    query = select(*(func.coalesce(func.sum(table[name]), 0) for name in Asked.__slots__)).where(
-        minutes_in(table.minute, window), *_of(table, engine_id, namespace)
-    )
+    table = over(RequestRollup, RequestHour, Asked.__slots__, window, engine_id, **_named(namespace))
+    query = select(*(func.coalesce(func.sum(table[name]), 0) for name in Asked.__slots__))
     return Asked(*(int(value) for value in session.execute(query).one()))
+
+
+def asked_by_engine(session: Session, window: TimeRange, engines: Sequence[str]) -> dict[str, Asked]:
+    """What each of these engines was asked for over a range; zeros where nothing was."""
+    table = over(RequestRollup, RequestHour, ("engine_id", *Asked.__slots__), window, engines)
+    query = select(table.engine_id, *(func.sum(table[name]) for name in Asked.__slots__)).group_by(table.engine_id)
+    found = {row[0]: Asked(*(int(value) for value in row[1:])) for row in session.execute(query)}
+    return {engine: found.get(engine, Asked(0, 0, 0, 0, 0)) for engine in engines}
+
+
+def loss_counts_by_engine(session: Session, window: TimeRange, engines: Sequence[str]) -> dict[str, list[LossCount]]:
+    """Losses of each of these engines by cause over a range, most tokens first."""
+    table = over(LossRollup, LossHour, ("engine_id", *LossCount.__slots__), window, engines)
+    tokens = func.sum(table.tokens)
+    query = (
+        select(table.engine_id, table.cause, func.sum(table.requests), tokens)
+        .group_by(table.engine_id, table.cause)
+        .order_by(tokens.desc(), table.cause)
+    )
+    found: dict[str, list[LossCount]] = {engine: [] for engine in engines}
+    for engine, cause, requests, lost in session.execute(query):
+        found[engine].append(LossCount(cause, int(requests), int(lost)))
+    return found
 
 
 def asked_by_namespace(session: Session, window: TimeRange, engine_id: Engines = None) -> list[NamespaceAsked]:
     """What was asked for over a range, by engine and namespace, most tokens first."""
-    table = RequestRollup.__table__.c
+    table = over(RequestRollup, RequestHour, ("engine_id", "namespace", *Asked.__slots__), window, engine_id)
     prompt = func.sum(table.prompt_tokens)
     query = (
         select(table.engine_id, table.namespace, *(func.sum(table[name]) for name in Asked.__slots__))
-        .where(minutes_in(table.minute, window), *of_engine(table.engine_id, engine_id))
         .group_by(table.engine_id, table.namespace)
         .order_by(prompt.desc(), table.engine_id, table.namespace)
     )
@@ -150,6 +168,10 @@ def list_requests(
         conditions.append(RequestRecord.lost_prefix_id == lost_prefix_id)
     query = select(RequestRecord).where(*conditions).order_by(RequestRecord.at.desc()).limit(limit)
     return [view(RequestView, row) for row in session.scalars(query)]
+
+
+def _named(namespace: str | None) -> dict[str, str]:
+    return {} if namespace is None else {"namespace": namespace}
 
 
 def _of(table: object, engine_id: Engines, namespace: str | None) -> Sequence[ColumnElement[bool]]:

@@ -49,6 +49,7 @@ def _sum_hours(session: Any) -> None:
         (m.RequestRollup, m.RequestHour),
         (m.ValidationRollup, m.ValidationHour),
         (m.MetricRollup, m.MetricHour),
+        (m.LossRollup, m.LossHour),
     ):
         names = [column.name for column in hours.__table__.columns if column.name != "hour"]
         keys = [name for name in names if name in hours.__table__.primary_key.columns]

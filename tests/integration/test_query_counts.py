@@ -1,0 +1,118 @@
+"""How many statements a read takes: as many for a fleet as for two engines, in every call and for every page."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from api_seed import Seed
+from databases import Database
+from sqlalchemy import Engine, event
+from steering_support import Deck, running_deck
+
+from controlplane.store.models import Alert, Command, DesiredState, HistoryGap, Notification, Policy, PolicyRun
+
+SMALL, LARGE = 2, 20
+
+
+@contextmanager
+def counted(engine: Engine) -> Iterator[list[str]]:
+    """The statements that reach a database while the block runs."""
+    seen: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_more: Any) -> None:
+        seen.append(statement)
+
+    event.listen(engine, "before_cursor_execute", note)
+    yield seen
+    event.remove(engine, "before_cursor_execute", note)
+
+
+class Fleet:
+    """A seeded control plane that grows: every engine brings one of everything that a read might ask about."""
+
+    def __init__(self, deck: Deck) -> None:
+        self.deck, self.seed, self.size = deck, Seed(deck), 1
+
+    def grow_to(self, engines: int) -> None:
+        for number in range(self.size + 1, engines + 1):
+            self._join(f"engine-{number}", number)
+        self.size = engines
+
+    def _join(self, engine: str, number: int) -> None:
+        seed = self.seed
+        for visit in (seed.register(engine), seed.traces(engine), seed.metrics(engine), seed.curve(engine)):
+            assert visit.send(self.deck).status_code == 200, visit.name
+        assert seed.heartbeat(engine).send(self.deck).status_code == 200
+        for visit in seed.people():  # its own rules, policies, silences and receivers
+            visit.send(self.deck)
+        with self.deck.store.write() as session:
+            session.add_all(self._of(engine, number))
+
+    def _of(self, engine: str, number: int) -> list[Any]:
+        at = self.seed.at
+        alert = Alert(
+            id=1000 + number, rule="engine_silent", engine_id=engine, state="firing", severity="critical",
+            summary="no word", runbook="", value=70.0, threshold=60.0, since=at, fired_at=at,
+        )  # fmt: skip
+        told = Notification(
+            id=str(uuid.uuid4()), receiver="on-call", alert_id=1000 + number, state="firing", body={}, status="failed",
+            attempts=1, next_at=at, created_at=at,
+        )  # fmt: skip
+        command = Command(
+            id=str(uuid.uuid4()), engine_id=engine, kind="warm", arguments={}, idempotency_key=uuid.uuid4().hex,
+            epoch=0, status="failed", progress={}, outcome={"error": "no"}, actor="a", reason="r", created_at=at,
+            expires_at=at,
+        )  # fmt: skip
+        policy = Policy(
+            name=f"own-{number}", kind="warmup", parameters={}, every_seconds=60, scope={"engine": engine}, memory={},
+            changed_at=at,
+        )  # fmt: skip
+        run = PolicyRun(
+            policy=f"own-{number}", engine_id=engine, at=at, trigger="schedule", dry_run=False, inputs={},
+            decision="nothing", proposed=[], did={}, error="it broke",
+        )  # fmt: skip
+        gap = HistoryGap(
+            engine_id=engine, prefix_id=f"{number:032x}", life=1, first_version=1, last_version=2, found_at=at
+        )
+        asked = DesiredState(engine_id=engine, document={"cap_prefixes": 50}, actor="a", reason="r", at=at)
+        return [alert, told, command, policy, run, gap, asked]
+
+
+@pytest.fixture
+def fleet(database: Database, tmp_path: Any) -> Iterator[Fleet]:
+    with running_deck(tmp_path, database) as deck:
+        yield Fleet(deck)
+
+
+def many(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> dict[str, str]:
+    """The reads that took more statements: how many, and one that was repeated."""
+    found = {}
+    for name, statements in after.items():
+        if len(statements) > len(before[name]):
+            often = max(statements, key=statements.count)
+            found[name] = f"{len(before[name])} -> {len(statements)}: {' '.join(often.split())[:200]}"
+    return found
+
+
+def api_calls(fleet: Fleet) -> dict[str, list[str]]:
+    """Every call that only looks -> the statements it took."""
+    found = {}
+    for visit in fleet.seed.reads():
+        with counted(fleet.deck.store.engine) as seen:
+            answer = visit.send(fleet.deck)
+        assert answer.status_code == 200, f"{visit.name}: {answer.text}"
+        found[visit.name] = seen
+    return found
+
+
+def test_a_call_takes_as_many_statements_for_twenty_engines_as_for_two(fleet: Fleet) -> None:
+    fleet.grow_to(SMALL)
+    small = api_calls(fleet)
+    fleet.grow_to(LARGE)
+    assert many(small, api_calls(fleet)) == {}
+    assert len(small) > 30
+    assert all(small[name] for name in ("doctor", "overview"))
