@@ -26,6 +26,9 @@ from controlplane.store import Store
 
 TICKS = os.sysconf("SC_CLK_TCK")
 HEARTBEAT_SECONDS = 1.0
+CALL_SECONDS = 40
+START_SECONDS = 60
+MOST_RECONNECTS = 3
 STATS = {"requests": 1, "prefixes": {"FULL": 100}, "fragmentation": {"all": 0.1}}
 OBSERVED = {"mode": "normal", "cap_prefixes": None, "error": None}
 
@@ -87,8 +90,9 @@ def _wait_for(deck: Deck) -> None:
 class SimulatedEngine:
     """One engine's agent: registers, heartbeats, polls, and ends every command it is handed."""
 
-    def __init__(self, client: httpx.AsyncClient, number: int) -> None:
-        self.id, self._client = f"sim-{number:03d}", client
+    def __init__(self, deck: Deck, number: int) -> None:
+        self.id = f"sim-{number:03d}"
+        self._client = _client(deck, Role.ENGINE)  # its own, as a host has: in a shared one a call looks at all others
         self._base = f"/v1/engines/{self.id}"
         self._revision = 0
         self.heartbeats = self.failures = self.reconnects = 0
@@ -96,8 +100,9 @@ class SimulatedEngine:
     async def live(self, delay_seconds: float) -> None:
         await asyncio.sleep(delay_seconds)  # a fleet does not beat in step
         facts = {"boot_id": "b", "model": "toy", "fingerprint": "f", "page_tokens": 64, "observed": OBSERVED}
-        await self._post("/register", facts)
-        await asyncio.gather(self._beat(), self._poll())
+        async with self._client:
+            await self._post("/register", facts)
+            await asyncio.gather(self._beat(), self._poll())
 
     async def _beat(self) -> None:
         while True:
@@ -111,49 +116,61 @@ class SimulatedEngine:
 
     async def _poll(self) -> None:
         while True:
-            query = {"after_revision": self._revision, "wait_s": 20}
-            try:
-                answer = (await self._client.get(f"{self._base}/poll", params=query)).json()
-            except httpx.TransportError:  # the server closed an idle connection as it was taken: as agents do, again
-                self.reconnects += 1
-                continue
+            answer = await self._call("GET", "/poll", params={"after_revision": self._revision, "wait_s": 20})
             self._revision = answer.get("desired_revision", self._revision)
             for command in answer.get("commands", ()):
                 await self._post(f"/commands/{command['id']}/outcome", {"status": "succeeded", "outcome": {}})
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        try:
-            response = await self._client.post(self._base + path, json=body)
-        except httpx.TransportError:
-            self.reconnects += 1
-            return await self._post(path, body)
-        if response.status_code != 200:
-            self.failures += 1
-            return {}
-        found: dict[str, Any] = response.json()
-        return found
+        return await self._call("POST", path, json=body)
+
+    async def _call(self, method: str, path: str, **how: Any) -> dict[str, Any]:
+        """What was answered; nothing, and a pause, after a refusal. A connection that the server closed as the call
+        set out is taken again at once, as agents do."""
+        for _ in range(MOST_RECONNECTS):
+            try:
+                response = await self._client.request(method, self._base + path, **how)
+            except httpx.RemoteProtocolError:
+                self.reconnects += 1
+                continue
+            if response.status_code == 200:
+                found: dict[str, Any] = response.json()
+                return found
+            break
+        self.failures += 1
+        await asyncio.sleep(HEARTBEAT_SECONDS)
+        return {}
+
+
+def _client(deck: Deck, role: Role) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=deck.url, headers=deck.headers(role), timeout=CALL_SECONDS, verify=False)
 
 
 @asynccontextmanager
 async def fleet(deck: Deck, engines: int) -> AsyncIterator[list[SimulatedEngine]]:
     """Engines at work until the block ends."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(
-        base_url=deck.url, headers=deck.headers(Role.ENGINE), limits=limits, timeout=40
-    ) as client:
-        made = [SimulatedEngine(client, number) for number in range(engines)]
-        tasks = [asyncio.create_task(engine.live(number / engines)) for number, engine in enumerate(made)]
-        try:
+    made = [SimulatedEngine(deck, number) for number in range(engines)]
+    tasks = [asyncio.create_task(engine.live(number / engines)) for number, engine in enumerate(made)]
+    try:
+        async with asyncio.timeout(START_SECONDS):
             while not all(engine.heartbeats for engine in made):
                 await asyncio.sleep(0.1)
-                for task in tasks:
-                    if task.done():
-                        task.result()  # raises what ended it: an engine that stopped would never be counted
-            yield made
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+                _raise_what_ended(tasks)
+        yield made
+        _raise_what_ended(tasks)
+    except TimeoutError:
+        silent = sum(not engine.heartbeats for engine in made)
+        raise SystemExit(f"{silent} of {engines} engines had no heartbeat within {START_SECONDS} s") from None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _raise_what_ended(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        if task.done():
+            task.result()  # an engine that stopped would never be counted
 
 
 async def _measure(deck: Deck, a: argparse.Namespace) -> dict[str, Any]:
@@ -162,7 +179,8 @@ async def _measure(deck: Deck, a: argparse.Namespace) -> dict[str, Any]:
         await asyncio.sleep(a.seconds)
         spent, passed = deck.cpu_seconds() - before, time.monotonic() - began
         beaten = sum(engine.heartbeats for engine in engines) - beats
-        trips = [await _round_trip(deck, engines[i % len(engines)].id) for i in range(a.commands)]
+        async with _client(deck, Role.OPERATOR) as operator:
+            trips = [await _round_trip(operator, engines[i % len(engines)].id) for i in range(a.commands)]
         failures = sum(engine.failures for engine in engines)
     trips.sort()
     return {
@@ -174,17 +192,18 @@ async def _measure(deck: Deck, a: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-async def _round_trip(deck: Deck, engine_id: str) -> float:
+async def _round_trip(operator: httpx.AsyncClient, engine_id: str) -> float:
     """Seconds from the operator's submit until the command is seen to have succeeded."""
-    async with httpx.AsyncClient(base_url=deck.url, headers=deck.headers(Role.OPERATOR), timeout=40) as client:
-        body = {"engine": engine_id, "kind": "compact", "arguments": {}, "reason": "benchmark"}
-        began = time.perf_counter()
-        submitted = await client.post("/v1/commands", json=body)
-        submitted.raise_for_status()
-        path = f"/v1/commands/{submitted.json()['id']}"
-        while (await client.get(path)).json()["status"] != "succeeded":
-            await asyncio.sleep(0.005)
-        return time.perf_counter() - began
+    body = {"engine": engine_id, "kind": "compact", "arguments": {}, "reason": "benchmark"}
+    began = time.perf_counter()
+    submitted = await operator.post("/v1/commands", json=body)
+    submitted.raise_for_status()
+    path = f"/v1/commands/{submitted.json()['id']}"
+    while (await operator.get(path)).json()["status"] != "succeeded":
+        await asyncio.sleep(0.005)
+        if time.perf_counter() - began > CALL_SECONDS:
+            raise SystemExit(f"a command to {engine_id} did not end within {CALL_SECONDS} s: {path}")
+    return time.perf_counter() - began
 
 
 def rows(a: argparse.Namespace, kind: str, url: str) -> list[list[object]]:

@@ -196,7 +196,7 @@ async def poll(
     with WAKEUPS.waiting(engine_id) as woken:
         while True:
             woken.clear()  # before the look, so that a hint during the look is not lost
-            stamp = await run_in_threadpool(news.stamp)
+            stamp = await _stamp(news)
             waits = await run_in_threadpool(_look, store, engine_id)
             left = deadline - time.monotonic()
             if waits.is_news(after_revision) or left <= 0 or WAKEUPS.closed:
@@ -211,8 +211,13 @@ async def _until_worth_a_look(woken: asyncio.Event, news: News, stamp: Stamp, se
         with suppress(TimeoutError):
             await asyncio.wait_for(woken.wait(), min(left, LOOK_AGAIN_SECONDS))
             return
-        if await run_in_threadpool(news.stamp) != stamp:
+        if await _stamp(news) != stamp:
             return
+
+
+async def _stamp(news: News) -> Stamp:
+    known = news.known()
+    return await run_in_threadpool(news.stamp) if known is None else known
 
 
 def _look(store: Store, engine_id: str) -> hosts.Waiting:

@@ -15,9 +15,11 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from controlplane.errors import ControlPlaneError, SchemaMismatch, Unavailable
+from controlplane.store.turns import Turns
 
 BUSY_TIMEOUT_MS = 5000
 WRITING = 0x6B76_6463_0002  # advisory lock of a Postgres database; the other keys are in leader_postgres and env.py
+CONNECTIONS = 16  # kept open; under load more are opened than this, and closed again
 WRITES = "kvdeck_writes"  # execution option: this connection's transactions take the write lock at their start
 
 
@@ -45,6 +47,7 @@ class Store:
         reading = {"postgresql_readonly": True} if self.dialect == "postgresql" else {}
         self._reader = self.engine.execution_options(**reading)
         self._writer = self.engine.execution_options(**{WRITES: True})
+        self._turn = Turns() if self.dialect == "sqlite" else None
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -75,8 +78,30 @@ class Store:
 
         Telemetry and heartbeats are each engine's own, and its row is their lock (`require_engine_row`).
         """
-        with translated_errors(), Session(self._writer, expire_on_commit=False) as session, session.begin():
+        with (
+            translated_errors(),
+            self._turn_to_write(),
+            Session(self._writer, expire_on_commit=False) as session,
+            session.begin(),
+        ):
             yield session
+
+    @contextmanager
+    def _turn_to_write(self) -> Iterator[None]:
+        """Lets this process's threads write to a SQLite file one by one.
+
+        It has one writer at a time anyway. Whoever finds it taken sleeps, up to 100 ms, and looks again, holding a
+        connection all the while: of a hundred engines, some heartbeats waited for seconds. Here, the next is woken.
+        """
+        if self._turn is None:
+            yield
+            return
+        if not self._turn.take(BUSY_TIMEOUT_MS / 1000):
+            raise _locked()
+        try:
+            yield
+        finally:
+            self._turn.leave()
 
     def dispose(self) -> None:
         """Close every pooled connection."""
@@ -92,14 +117,14 @@ def open_engine(url: str, *, foreign_keys: bool = True, pooled: bool = True) -> 
     if parsed.get_backend_name() != "sqlite":
         return create_engine(
             parsed,
-            **({"pool_pre_ping": True, "pool_size": 8} if pooled else {"poolclass": NullPool}),
+            **({"pool_pre_ping": True, "pool_size": CONNECTIONS} if pooled else {"poolclass": NullPool}),
             connect_args={
                 "options": f"-c lock_timeout={BUSY_TIMEOUT_MS} -c timezone=UTC {_NOTICE_LOST_CLIENTS}",
                 "connect_timeout": 5,
                 **_NOTICE_LOST_SERVERS,
             },
         )
-    engine = create_engine(parsed, connect_args={"check_same_thread": False})
+    engine = create_engine(parsed, pool_size=CONNECTIONS, connect_args={"check_same_thread": False})
     _tune_sqlite(engine, foreign_keys)
     return engine
 
@@ -178,11 +203,7 @@ def _translate(error: OperationalError | ProgrammingError | DBAPIError | Timeout
     if not lost and not isinstance(error, OperationalError | TimeoutError):
         return None
     if "locked" in text or "lock timeout" in text:
-        return Unavailable(
-            "database_locked",
-            f"Another writer held the database for over {BUSY_TIMEOUT_MS // 1000} seconds; nothing was written.",
-            "Try again. If it stays so, look for a process that keeps the database file open.",
-        )
+        return _locked()
     if "is full" in text or "No space left" in text:
         return Unavailable(
             "database_full",
@@ -194,4 +215,12 @@ def _translate(error: OperationalError | ProgrammingError | DBAPIError | Timeout
         "database_unavailable",
         f"The database cannot be reached ({text or type(error).__name__}).",
         "Check that it runs and that KVDECK_DATABASE_URL points to it.",
+    )
+
+
+def _locked() -> Unavailable:
+    return Unavailable(
+        "database_locked",
+        f"Another writer held the database for over {BUSY_TIMEOUT_MS // 1000} seconds; nothing was written.",
+        "Try again. If it stays so, look for a process that keeps the database file open.",
     )

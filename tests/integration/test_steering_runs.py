@@ -24,6 +24,7 @@ from steering_support import (
 
 from controlplane.clock import utc_now
 from controlplane.errors import BadRequest
+from controlplane.ingest.engines import register_engine
 from controlplane.steering import desired
 from controlplane.steering.policies import registry
 from controlplane.steering.policies.kinds import DEFAULTS
@@ -71,6 +72,34 @@ def test_degrade_steps_down_on_recorded_failures_and_warms_after_it(deck: Deck, 
     assert "no_disk" in runs[2].inputs["event"]
     assert (command.kind, command.actor) == ("warm", "policy:warm-up")
     assert command.arguments["prefix_ids"] == [prefix_id(1)]
+
+
+def test_what_finds_nothing_new_waits_for_no_writer(deck: Deck, time: Time) -> None:
+    ground = Ground(deck.store, deck.settings, time)
+    first = run_policy(ground, "degrade", Occasion(trigger="schedule"))
+    time.pass_(seconds=10)
+    with deck.store.write():  # as long as somebody writes
+        again = run_policy(ground, "degrade", Occasion(trigger="schedule"))
+    assert [run["decision"] for run in again] == [run["decision"] for run in first]
+    assert first[0]["id"] is not None
+    assert again[0]["id"] is None
+
+
+def test_a_run_settles_what_its_own_engine_was_asked_and_no_others(deck: Deck, time: Time) -> None:
+    with deck.store.write() as session:
+        register_engine(
+            session, "other", boot_id="b", model="m", fingerprint="f", page_tokens=64, labels={}, observed={}
+        )
+    ground = Ground(deck.store, deck.settings, time)
+    run_policy(ground, "scrub", Occasion(trigger="schedule"))
+    with deck.store.write() as session:
+        for command in session.scalars(select(Command)):
+            command.status = "succeeded"
+    time.pass_(seconds=10)
+    run_policy(ground, "scrub", Occasion(trigger="schedule", only_engine="other"))
+    with deck.store.read() as session:
+        first = session.execute(select(PolicyRun.engine_id, PolicyRun.settled_at).order_by(PolicyRun.id).limit(2)).all()
+    assert {engine: at is not None for engine, at in first} == {ENGINE: False, "other": True}
 
 
 def test_a_person_who_holds_the_mode_is_left_alone(deck: Deck, time: Time) -> None:

@@ -130,6 +130,18 @@ def test_writers_in_many_threads_wait_for_each_other(store):
     assert sorted(map(int, actors(store))) == list(range(40))
 
 
+def test_a_writer_waits_no_longer_for_a_thread_of_its_own_process(store, monkeypatch):
+    monkeypatch.setattr("controlplane.store.session.BUSY_TIMEOUT_MS", 10)
+    own = impatient(store.url)
+    with own.write(), pytest.raises(Unavailable) as caught, own.write() as late:
+        late.execute(select(models.Engine.id))
+    with own.write() as session:  # and nobody's turn was lost by it
+        session.add(audit_row())
+    own.dispose()
+    assert caught.value.code == "database_locked"
+    assert actors(store) == ["someone"]
+
+
 def test_a_broken_rule_of_a_table_is_not_disguised(store):
     twins = [models.Token(id=i, name="n", role="r", secret_sha256="s", created_at=NOW) for i in ("1", "2")]
     with pytest.raises(IntegrityError), store.write() as session:

@@ -25,7 +25,7 @@ from controlplane.steering.policies import facts, registry
 from controlplane.steering.policies.apply import apply
 from controlplane.steering.policies.deciders import DECIDERS
 from controlplane.steering.policies.kinds import OF_THE_STORE, Standing
-from controlplane.steering.policies.proposals import QUIET, IssueCommand, SampleCurve, SetMode, as_json
+from controlplane.steering.policies.proposals import QUIET, IssueCommand, SampleCurve, SetMode, Verdict, as_json
 from controlplane.steering.policies.settle import settle
 from controlplane.steering.policies.trim import trim_history
 from controlplane.steering.wakeups import WAKEUPS
@@ -167,6 +167,8 @@ def _run_of_the_store(ground: Ground, name: str, occasion: Occasion) -> dict[str
 def _run_engine(ground: Ground, standing: Standing, engine_id: str, occasion: Occasion) -> dict[str, Any]:
     now = ground.clock()
     try:
+        if occasion.trigger == "schedule" and (quiet := _decide_in_vain(ground, standing, engine_id, occasion, now)):
+            return quiet
         with ground.store.write() as session:
             run = _decide_and_apply(session, standing, engine_id, occasion, now)
             session.flush()
@@ -181,29 +183,51 @@ def _run_engine(ground: Ground, standing: Standing, engine_id: str, occasion: Oc
     return seen
 
 
+def _decide_in_vain(
+    ground: Ground, standing: Standing, engine_id: str, occasion: Occasion, now: dt.datetime
+) -> dict[str, Any] | None:
+    """The decision, if nothing is to be done, remembered or recorded: of a hundred engines, that of nearly all, and the
+    writers need not wait for it. None: decide again, in the transaction that acts."""
+    with ground.store.read() as session:
+        kept = registry.find(session, standing.name).memory.get(engine_id, {})
+        verdict = DECIDERS[standing.kind](session, standing, engine_id, kept, now)
+    run = _run_of(verdict, standing, engine_id, occasion, now)
+    news = verdict.proposals or _kept_after(verdict, kept) != kept or _worth_recording(kept.get(RECORD, {}), run)
+    return None if news else run_view(run)
+
+
 def _decide_and_apply(
     session: Session, standing: Standing, engine_id: str, occasion: Occasion, now: dt.datetime
 ) -> PolicyRun:
     policy = registry.find(session, standing.name, lock=True)
-    settle(session, now, standing.name)  # what was refused a moment ago is not asked for again
+    # What was refused a moment ago is not asked for again.
+    settle(session, now, PolicyRun.policy == standing.name, PolicyRun.engine_id == engine_id)
     kept = dict(policy.memory.get(engine_id, {}))
     verdict = DECIDERS[standing.kind](session, standing, engine_id, kept, now)
     epoch = newest_epoch(session) if occasion.epoch is None else occasion.epoch
+    run = _run_of(verdict, standing, engine_id, occasion, now)
+    if occasion.dry_run:
+        session.add(run)
+        return run
+    for proposal in verdict.proposals:
+        if isinstance(proposal, SetMode | IssueCommand | SampleCurve):
+            did = apply(session, standing.name, proposal, epoch=epoch, now=now)
+            run.did = {key: [*run.did.get(key, ()), *did.get(key, ())] for key in {*run.did, *did}}
+    run.settled_at = None if run.did else now
+    _remember(policy, engine_id, _kept_after(verdict, kept))
+    _record(session, run)
+    return run
+
+
+def _kept_after(verdict: Verdict, kept: Mapping[str, Any]) -> dict[str, Any]:
+    return {**verdict.memory, RECORD: kept.get(RECORD, {})}
+
+
+def _run_of(verdict: Verdict, standing: Standing, engine_id: str, occasion: Occasion, now: dt.datetime) -> PolicyRun:
     run = _run(standing.name, engine_id, occasion, now)
-    if not occasion.dry_run:
-        for proposal in verdict.proposals:
-            if isinstance(proposal, SetMode | IssueCommand | SampleCurve):
-                did = apply(session, standing.name, proposal, epoch=epoch, now=now)
-                run.did = {key: [*run.did.get(key, ()), *did.get(key, ())] for key in {*run.did, *did}}
     run.inputs |= {**verdict.inputs, "why": verdict.why, "parameters": asdict(standing.rule)}
     run.decision = verdict.decision
     run.proposed = [as_json(proposal) for proposal in verdict.proposals]
-    run.settled_at = None if run.did else now
-    if occasion.dry_run:
-        session.add(run)
-    else:
-        _remember(policy, engine_id, {**verdict.memory, RECORD: kept.get(RECORD, {})})
-        _record(session, run)
     return run
 
 

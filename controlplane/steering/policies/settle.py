@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from controlplane.steering import commands
@@ -18,14 +18,15 @@ MOST_AT_ONCE = 500
 APPLIED_WITHIN = dt.timedelta(minutes=10)  # a revision an engine has not applied by then is recorded as such
 
 
-def settle(session: Session, now: dt.datetime, policy: str | None = None) -> int:
-    """Fills in `changed` of runs whose effects have an end, and remembers refusals; returns how many have ended.
+def settle(session: Session, now: dt.datetime, *of: ColumnElement[bool]) -> int:
+    """Fills in `changed` of runs (those `of` which it holds) whose effects have an end, and remembers refusals;
+    returns how many have ended.
 
     Bounded; what has no end yet is looked at again by the next sweep.
     """
-    query = select(PolicyRun).where(PolicyRun.settled_at.is_(None)).order_by(PolicyRun.id).limit(MOST_AT_ONCE)
+    query = select(PolicyRun).where(PolicyRun.settled_at.is_(None), *of).order_by(PolicyRun.id).limit(MOST_AT_ONCE)
     ended = 0
-    for run in session.scalars(query.where(PolicyRun.policy == policy) if policy else query):
+    for run in session.scalars(query):
         commands_of, open_commands = _commands(session, run)
         revisions, open_revisions = _revisions(session, run, now)
         run.changed = {key: value for key, value in (("commands", commands_of), ("revisions", revisions)) if value}
