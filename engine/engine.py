@@ -242,7 +242,7 @@ class CacheEngine:
             space = space_of(where, approximate=approximate)
             result = self._publisher.commit(space, data, state, positions, cause, span, lease)
             if self._curve is not None and not approximate:
-                self._curve.kept(where, data, lease)
+                self._curve.kept(where, data, lease, result.prefix_id if result.reason == "ok" else "")
         if self._ring.enabled:
             attributes: tuple[object, ...] = (
                 "kvcache.namespace", where, "kvcache.prompt_tokens", len(data) // TOKEN_BYTES,

@@ -10,22 +10,22 @@ be lost on the way (`usable_tokens` over `lcp_tokens`).
 
 On the request path the tokens, warm in the processor's cache, are summed up page by page; every `_BATCH` requests one
 caller makes hashes of the sums and counts them, outside the engine lock. Nothing is dropped: a request left out would
-make all reuse look closer than it is.
+make all reuse look closer than it is. The hashes of long paths are remembered under the ids of the prefixes they end
+at, so that a hit costs the pages that are new, and one comparison over the hashes of the others.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from itertools import pairwise
 from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from engine.consistency.lease import Lease
+from engine.consistency.paths import U64, PageSums, Path, PathMemory, Point, Told, tell
 from engine.consistency.shards import EVERYTHING, Shards
 
 _BATCH = 16
@@ -38,59 +38,52 @@ HALF_LIFE_SAMPLES = 8
 HORIZON_TIMES = 16
 """A curve reaches to so many times what fits the tiers now."""
 
-_U64 = npt.NDArray[np.uint64]
-_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-_POSITION = np.uint64(0x9E3779B97F4A7C15)
-
 
 class _Asked(NamedTuple):
-    """An acquire: the pages of its prompt, each told by a sum over its tokens, were looked up."""
+    """An acquire: the pages of its prompt, each told by a sum over its tokens, were looked up. Those of `known`, which
+    ends at `hit`, were told before; without it `sums` begin at the start."""
 
     namespace: str
     lease_id: int
-    sums: _U64
+    sums: U64
     prompt_tokens: int
     lcp_tokens: int
     usable_tokens: int
+    hit: Point | None
+    known: Path | None
+
+    @property
+    def first(self) -> int:
+        return 0 if self.known is None else len(self.known.hashes)
 
 
 class _Kept(NamedTuple):
-    """A commit: pages from `first` on, past the prompt of the lease it came from (none: from the start), are held."""
+    """A commit: pages from `first` on, past the prompt of the lease it came from (none: from the start), are held, as
+    far as `end`."""
 
     namespace: str
     lease_id: int | None
-    sums: _U64
+    sums: U64
     first: int
-
-
-class _Hashed(NamedTuple):
-    """Hashes of the paths that end at the pages of some requests, end to end; request i's end before `ends[i]`."""
-
-    hashes: _U64
-    ends: npt.NDArray[np.int64]
-    chains: list[int]
+    end: Point | None
 
 
 class CurveSampler:
     """Thread-safe. `namespaces` is how many have a curve of their own, first come; all others share one.
 
-    Memory: at most `samples` pages watched in total and a quarter of that by namespace, about 200 bytes each, and 8
-    bytes a page of at most `_LONGEST_QUEUE` requests.
+    Memory: at most `samples` pages watched in total and a quarter of that by namespace, about 200 bytes each; 8 bytes a
+    page of at most `_LONGEST_QUEUE` requests; and what `PathMemory` holds.
     """
 
     def __init__(self, page_tokens: int, *, samples: int, namespaces: int, fits_pages: int) -> None:
-        self._page_bytes = 4 * page_tokens
-        # Two token ids at a time where a page has an even number of them; any fixed odd factors make the sum a hash.
-        self._word = np.dtype("<u8" if page_tokens % 2 == 0 else "<u4")
-        words = self._page_bytes // self._word.itemsize
-        factors = np.random.default_rng(0x5AAD5).integers(0, 1 << 63, words, dtype=np.uint64)
-        self._factors: _U64 = factors * np.uint64(2) + np.uint64(1)
+        self._sums = PageSums(page_tokens)
         self._samples, self._most_namespaces = samples, namespaces
         self._horizon_pages = float(HORIZON_TIMES * max(1, fits_pages))
         self._total = self._curve(samples)
         self._others = self._curve(samples // _NAMESPACE_PART)
         self._by_namespace: dict[str, Shards] = {}
         self._chains: OrderedDict[int, int] = OrderedDict()  # lease -> chain at the end of its prompt's whole pages
+        self._paths = PathMemory()
         self._queue: deque[_Asked | _Kept] = deque()
         self._lock = Lock()
 
@@ -102,24 +95,23 @@ class CurveSampler:
 
     def asked(self, tokens: bytes, lease: Lease) -> None:
         """A request looked up `tokens` and got `lease`."""
-        sums = self._sums_of(tokens, 0)
+        node = lease.node
+        hit = None if node is None else Point(node.record.prefix_id, lease.pages)
+        known = self._paths.get(hit)
+        sums = self._sums.of(tokens, 0 if known is None else len(known.hashes))
         got = (lease.prompt_tokens, lease.lcp_tokens, lease.usable_tokens)
-        self._put(_Asked(lease.namespace, lease.lease_id, sums, *got))
+        self._put(_Asked(lease.namespace, lease.lease_id, sums, *got, hit, known))
 
-    def kept(self, namespace: str, tokens: bytes, lease: Lease | None) -> None:
-        """A commit holds `tokens`; of a lease, the prompt was `asked` before."""
-        page = self._page_bytes
+    def kept(self, namespace: str, tokens: bytes, lease: Lease | None, prefix_id: str = "") -> None:
+        """A commit holds `tokens`; of a lease, the prompt was `asked` before. `prefix_id`, if all of their whole pages
+        were admitted, is the prefix that ends there."""
+        page_bytes = self._sums.page_bytes
+        pages = len(tokens) // page_bytes
+        end = Point(prefix_id, pages) if prefix_id else None
         if lease is None or lease.namespace != namespace:
-            self._put(_Kept(namespace, None, self._sums_of(tokens, 0), 0))
-        elif len(tokens) // page > (first := lease.prompt_tokens * 4 // page):
-            self._put(_Kept(namespace, lease.lease_id, self._sums_of(tokens, first), first))
-
-    def _sums_of(self, tokens: bytes, first: int) -> _U64:
-        """One sum a page from page `first` on: every token counts."""
-        step, size, pages = self._page_bytes, self._word.itemsize, len(tokens) // self._page_bytes - first
-        words = np.frombuffer(tokens, self._word, pages * step // size, first * step)
-        found: _U64 = words.reshape(pages, len(self._factors)) @ self._factors
-        return found
+            self._put(_Kept(namespace, None, self._sums.of(tokens, 0), 0, end))
+        elif pages > (first := lease.prompt_tokens * 4 // page_bytes):
+            self._put(_Kept(namespace, lease.lease_id, self._sums.of(tokens, first), first, end))
 
     def _put(self, entry: _Asked | _Kept) -> None:
         self._queue.append(entry)
@@ -136,13 +128,19 @@ class CurveSampler:
         while self._queue:
             batch = [self._queue.popleft() for _ in range(min(len(self._queue), 4 * _BATCH))]
             asked = [entry for entry in batch if isinstance(entry, _Asked)]
-            watched = self._watched(asked, [self._seed(entry.namespace) for entry in asked], remember=True)
+            told = _told(asked, [e.known.chain if e.known is not None else self._seed(e.namespace) for e in asked])
+            whole = [_whole(entry.known, its) for entry, its in zip(asked, told, strict=True)]
+            for asking, its, path in zip(asked, told, whole, strict=True):
+                self._remember_prompt(asking, its, path)
             # A prompt's answer goes on from where the prompt's chain ended, perhaps in this very batch.
             kept = [entry for entry in batch if isinstance(entry, _Kept) and self._start(entry) is not None]
-            watched += self._watched(kept, [self._start(entry) or 0 for entry in kept])
-            of = {id(entry): found for entry, found in zip((*asked, *kept), watched, strict=True)}
+            told = _told(kept, [self._start(entry) or 0 for entry in kept])
+            for keeping, its in zip(kept, told, strict=True):
+                self._remember_answer(keeping, its)
+            hashes = [*whole, *(its.hashes for its in told)]
+            of = {id(entry): found for entry, found in zip((*asked, *kept), hashes, strict=True)}
             for entry in batch:
-                self._count(entry, of.get(id(entry), []))
+                self._count(entry, of.get(id(entry)))
 
     def _seed(self, namespace: str) -> int:
         return xxhash.xxh3_64_intdigest(namespace.encode())
@@ -151,34 +149,31 @@ class CurveSampler:
         """The chain before its first page; None if it is long forgotten."""
         return self._seed(entry.namespace) if entry.lease_id is None else self._chains.get(entry.lease_id)
 
-    def _watched(
-        self, entries: Sequence[_Asked | _Kept], starts: list[int], *, remember: bool = False
-    ) -> list[list[int]]:
-        """Of each entry the hashes that some curve may watch, head first."""
-        if not entries:
-            return []
-        found = _chained([e.sums for e in entries], [e.first if isinstance(e, _Kept) else 0 for e in entries], starts)
-        if remember:
-            for entry, chain in zip(entries, found.chains, strict=True):
-                self._remember(entry, chain)
-        limit = max(curve.threshold for e in entries for curve in (self._total, self._of(e.namespace)))
-        hashes = found.hashes
-        places = np.flatnonzero(hashes < np.uint64(limit)) if limit < EVERYTHING else np.arange(len(hashes))
-        values = hashes[places].tolist()
-        cuts = [0, *np.searchsorted(places, found.ends).tolist()]
-        return [values[first:last] for first, last in pairwise(cuts)]
+    def _remember_prompt(self, entry: _Asked, told: Told, hashes: U64) -> None:
+        """For the answer to go on from, and where it was hit, for the next that is hit there."""
+        self._chains[entry.lease_id] = told.end
+        if len(self._chains) > _REMEMBERED_CHAINS:
+            self._chains.popitem(last=False)
+        self._paths.keep(entry.lease_id, Path(hashes, told.end))
+        if entry.hit is not None and entry.hit.pages <= len(hashes):
+            pages = entry.hit.pages
+            self._paths.keep(entry.hit, entry.known or Path(hashes[:pages], told.chain_at(pages)))
 
-    def _remember(self, entry: _Asked | _Kept, chain: int) -> None:
-        if entry.lease_id is not None:
-            self._chains[entry.lease_id] = chain
-            if len(self._chains) > _REMEMBERED_CHAINS:
-                self._chains.popitem(last=False)
+    def _remember_answer(self, entry: _Kept, told: Told) -> None:
+        prompt = self._paths.get(entry.lease_id)
+        if entry.end is not None and entry.first == (0 if prompt is None else len(prompt.hashes)):
+            self._paths.keep(entry.end, Path(_whole(prompt, told), told.end))
 
-    def _count(self, entry: _Asked | _Kept, watched: list[int]) -> None:
-        for curve in (self._total, self._of(entry.namespace)):
+    def _count(self, entry: _Asked | _Kept, hashes: U64 | None) -> None:
+        curves = (self._total, self._of(entry.namespace))
+        watched: list[int] = []
+        if hashes is not None:
+            limit = max(curve.threshold for curve in curves)
+            watched = (hashes if limit >= EVERYTHING else hashes[hashes < np.uint64(limit)]).tolist()
+        for curve in curves:
             if isinstance(entry, _Asked):
                 sums = (1.0, entry.prompt_tokens, entry.lcp_tokens, entry.usable_tokens, 0.0)
-                curve.request(len(entry.sums), watched, len(watched), sums)
+                curve.request(entry.first + len(entry.sums), watched, len(watched), sums)
             else:
                 curve.request(0, watched, 0, (0.0, 0.0, 0.0, 0.0, len(entry.sums)))
 
@@ -205,24 +200,12 @@ class CurveSampler:
             }
 
 
-def _chained(sums: list[_U64], firsts: list[int], starts: list[int]) -> _Hashed:
-    """The chain is a running sum of mixed page sums, the position mixed in so that order counts. All requests are done
-    in one pass: numpy costs by the call here, not by the page."""
-    lengths = np.array([len(each) for each in sums], dtype=np.int64)
-    ends = np.cumsum(lengths)
-    begins = ends - lengths
-    places = np.arange(ends[-1], dtype=np.int64) + np.repeat(np.array(firsts, dtype=np.int64) - begins, lengths)
-    running = np.cumsum(_mix(np.concatenate(sums) ^ (places.astype(np.uint64) * _POSITION)), dtype=np.uint64)
-    padded = np.concatenate([np.zeros(1, np.uint64), running])
-    shift = np.array(starts, dtype=np.uint64) - padded[begins]
-    return _Hashed(_mix(running + np.repeat(shift, lengths)), ends, (padded[ends] + shift).tolist())
+def _whole(before: Path | None, told: Told) -> U64:
+    return told.hashes if before is None else np.concatenate([before.hashes, told.hashes])
 
 
-def _mix(x: _U64) -> _U64:
-    """The finaliser of splitmix64 (Steele et al., OOPSLA 2014): every bit in moves every bit out."""
-    x = (x ^ (x >> np.uint64(30))) * _MIX[0]
-    x = (x ^ (x >> np.uint64(27))) * _MIX[1]
-    return x ^ (x >> np.uint64(31))
+def _told(entries: Sequence[_Asked | _Kept], starts: list[int]) -> list[Told]:
+    return tell([entry.sums for entry in entries], [entry.first for entry in entries], starts)
 
 
 def _document(curve: Shards) -> dict[str, Any]:

@@ -29,8 +29,9 @@ class Asking:
     def __call__(self, tokens: np.ndarray, *, answer: int = 0, namespace: str = "default", lcp: int = 0) -> None:
         self.leases += 1
         lease = SimpleNamespace(
-            namespace=namespace, lease_id=self.leases, prompt_tokens=len(tokens), lcp_tokens=lcp, usable_tokens=lcp
-        )
+            namespace=namespace, lease_id=self.leases, prompt_tokens=len(tokens), lcp_tokens=lcp, usable_tokens=lcp,
+            node=None, pages=0,
+        )  # fmt: skip
         self.curve.asked(tokens.tobytes(), lease)
         if answer:
             whole = np.concatenate([tokens, prompt(answer, seed=self.leases)])
