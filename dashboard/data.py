@@ -20,6 +20,7 @@ from controlplane.insight.doctor_gather import gather
 from controlplane.insight.doctor_rule import Finding
 from controlplane.steering import desired
 from controlplane.steering.alerts import receivers
+from controlplane.steering.desired_fleet import effective_of_all
 from controlplane.steering.policies import why
 from controlplane.steering.policies.degrade import DegradeRule
 from controlplane.store import queries, queries_alerts, queries_charts
@@ -285,11 +286,11 @@ def standing(role: str, engine: str | None, group: str | None) -> tuple[int, dic
 
 
 @st.cache_data(ttl=1, show_spinner=False, max_entries=16)
-def effective(role: str, engine: str) -> dict[str, Any]:
-    """What one engine should run with now: its own document over that for every engine."""
+def effective(role: str) -> dict[str, dict[str, Any]]:
+    """Engine -> what it should run with now: its own document over its group's over that for every engine."""
     del role
     with store().read() as session:
-        return desired.effective(session, engine, utc_now()).document
+        return {engine: wanted.document for engine, wanted in effective_of_all(session, utc_now()).items()}
 
 
 @st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
@@ -413,6 +414,7 @@ def clear() -> None:
         validations,
         revisions,
         standing,
+        effective,
         commands,
         policies,
         policy_why,

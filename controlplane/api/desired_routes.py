@@ -11,10 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from controlplane.api.security import Operator, StoreOf, Viewer
 from controlplane.api.write_routes import ReasonBody, Traceparent
 from controlplane.clock import utc_now
-from controlplane.steering import commands, desired, foresight
+from controlplane.steering import commands, desired, desired_fleet, foresight
 from controlplane.steering.deed import Deed
 from controlplane.steering.wakeups import WAKEUPS
-from controlplane.store.models import Engine
 
 router = APIRouter(tags=["steering"])
 
@@ -157,15 +156,12 @@ def try_desired(body: TryBody, store: StoreOf, who: Operator, traceparent: Trace
     now = utc_now()
     scope = desired.Scope(engine_id=body.engine, group=body.group)
     with store.read() as session:
-        proposed = desired.propose(session, scope, now, changes=body.changes, revision=body.revision)
-        estimates = {
-            engine_id: foresight.foresee(session, session.get_one(Engine, engine_id), then)
-            for engine_id, (_, then) in proposed.engines.items()
-        }
+        proposed = desired_fleet.propose(session, scope, now, changes=body.changes, revision=body.revision)
+        documents = {engine_id: then for engine_id, (_, then) in proposed.engines.items()}
+        estimates = foresight.foresee(session, documents)
     asked: dict[str, commands.Asked] = {}
     if body.ask:
         deed = Deed(principal=who, reason="a change is tried", traceparent=traceparent, now=now)
-        documents = {engine_id: then for engine_id, (_, then) in proposed.engines.items()}
         with store.write() as session:
             asked = commands.ask_to_foresee(session, deed, documents)
         for engine_id in asked:

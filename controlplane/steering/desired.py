@@ -50,18 +50,6 @@ FLEET = Scope()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proposed:
-    """What a change would make of one document, and of what is in force on each engine it reaches."""
-
-    scope: Scope
-    revision: int  # that stands now
-    before: dict[str, Any]
-    after: dict[str, Any]
-    diff: dict[str, list[Any]]
-    engines: dict[str, tuple[Effective, dict[str, Any]]]  # engine -> in force now, in force then
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Revised:
     """The standing revision after a write, and what the write changed: key -> [before, after]."""
 
@@ -195,40 +183,6 @@ def earlier(session: Session, revision: int, scope: Scope | None, now: dt.dateti
     return whose, document
 
 
-def propose(
-    session: Session,
-    scope: Scope,
-    now: dt.datetime,
-    *,
-    changes: Mapping[str, Any] | None = None,
-    revision: int | None = None,
-) -> Proposed:
-    """What `revise` with these changes, or `rollback` to this revision, would do. Reads only; raises as they do."""
-    if (changes is None) == (revision is None):
-        raise BadRequest("desired_invalid", "Nothing to try.", "Give either changes or a revision to go back to.")
-    check_scope(session, scope)
-    if changes is not None:
-        whose, after = scope, changed(session, scope, changes, now)
-    else:
-        whose, after = earlier(session, revision or 0, scope, now)
-    current = newest(session, whose)
-    before = dict(current.document) if current else {}
-    engines = {}
-    for engine in session.scalars(select(Engine).where(*_reached_by(whose)).order_by(Engine.id)):
-        standing = effective(session, engine.id, now)
-        rows = {each: newest(session, each) for each in scopes_of(engine)}
-        documents = [after if each == whose else (row.document if row else {}) for each, row in rows.items()]
-        engines[engine.id] = (standing, layered(documents, now))
-    return Proposed(
-        scope=whose,
-        revision=current.revision if current else 0,
-        before=before,
-        after=after,
-        diff=diff(before, after),
-        engines=engines,
-    )
-
-
 def changed(
     session: Session, scope: Scope, changes: Mapping[str, Any], now: dt.datetime, *, hold_mode: bool = True
 ) -> dict[str, Any]:
@@ -283,7 +237,7 @@ def require_engine(session: Session, engine_id: str) -> Engine:
 
 def require_group(session: Session, group: str) -> list[Engine]:
     """The engines of a group. Raises NotFound for one that has none, and for which nothing was ever asked."""
-    engines = list(session.scalars(select(Engine).where(*_reached_by(Scope(group=group))).order_by(Engine.id)))
+    engines = list(session.scalars(select(Engine).where(*reached_by(Scope(group=group))).order_by(Engine.id)))
     if not engines and newest(session, Scope(group=group)) is None:
         named = select(Engine.group_name).where(Engine.group_name != "", Engine.forgotten_at.is_(None)).distinct()
         known = session.scalars(named.order_by(Engine.group_name)).all()
@@ -291,16 +245,17 @@ def require_group(session: Session, group: str) -> list[Engine]:
     return engines
 
 
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-    return {0: "are none yet", 1: f"is {shown}"}.get(len(names), f"are {shown}")
-
-
-def _reached_by(scope: Scope) -> list[ColumnElement[bool]]:
+def reached_by(scope: Scope) -> list[ColumnElement[bool]]:
+    """The condition that an engine is one this document reaches."""
     known: list[ColumnElement[bool]] = [Engine.forgotten_at.is_(None)]
     if scope.engine_id is not None:
         return [*known, Engine.id == scope.engine_id]
     return known if scope.group is None else [*known, Engine.group_name == scope.group]
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    return {0: "are none yet", 1: f"is {shown}"}.get(len(names), f"are {shown}")
 
 
 def _of(scope: Scope) -> tuple[ColumnElement[bool], ...]:
@@ -349,5 +304,5 @@ def _add(session: Session, deed: Deed, scope: Scope, document: dict[str, Any]) -
 
 def _page_tokens(session: Session, scope: Scope) -> int | None:
     """The page of the engine; of many, their common multiple, as a checkpoint must end a page of each."""
-    pages = session.scalars(select(Engine.page_tokens).where(*_reached_by(scope)).distinct()).all()
+    pages = session.scalars(select(Engine.page_tokens).where(*reached_by(scope)).distinct()).all()
     return math.lcm(*pages) if pages else None

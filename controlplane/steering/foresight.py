@@ -7,12 +7,12 @@ this moment. So the figures are an estimate in the engine's order: leaves before
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from controlplane.store.models import Engine, Prefix
@@ -49,12 +49,35 @@ class _Row:
     last_use: dt.datetime
 
 
-def foresee(session: Session, engine: Engine, document: Mapping[str, Any]) -> Foresight:
-    """The estimate for this engine with this document in force. Reads only; bounded by MOST_LOOKED_AT prefixes."""
-    held = (Prefix.engine_id == engine.id, Prefix.state != "EVICTED", Prefix.version > 0)
-    rows = [_row(prefix) for prefix in session.scalars(select(Prefix).where(*held).limit(MOST_LOOKED_AT + 1))]
-    tiers = engine.stats.get("tiers", {})
-    look = _Look(rows[:MOST_LOOKED_AT], has_below=bool(tiers.get("host") or tiers.get("disk")))
+def foresee(session: Session, documents: Mapping[str, Mapping[str, Any]]) -> dict[str, Foresight]:
+    """Engine -> the estimate with its document of `documents` in force. Reads only, in two statements; bounded by
+    MOST_LOOKED_AT prefixes an engine."""
+    held = _held(session, documents)
+    stats = session.execute(select(Engine.id, Engine.stats).where(Engine.id.in_(documents)))
+    found = {}
+    for engine_id, said in stats:
+        tiers = said.get("tiers", {})
+        has_below = bool(tiers.get("host") or tiers.get("disk"))
+        found[engine_id] = _foresee(held.get(engine_id, []), documents[engine_id], has_below=has_below)
+    return found
+
+
+def _held(session: Session, engines: Iterable[str]) -> dict[str, list[_Row]]:
+    """Engine -> what it holds, of each one prefix more than is looked at, to tell that there are more."""
+    held = (Prefix.engine_id.in_(engines), Prefix.state != "EVICTED", Prefix.version > 0)
+    last_use = func.coalesce(Prefix.served_at, Prefix.changed_at).label("last_use")
+    columns = [last_use if name == "last_use" else getattr(Prefix, name) for name in _Row.__slots__]
+    number = func.row_number().over(partition_by=Prefix.engine_id).label("number")
+    numbered = select(Prefix.engine_id, *columns, number).where(*held).subquery().c
+    query = select(numbered.engine_id, *(numbered[name] for name in _Row.__slots__))
+    found: dict[str, list[_Row]] = {}
+    for engine_id, *values in session.execute(query.where(numbered.number <= MOST_LOOKED_AT + 1)):
+        found.setdefault(engine_id, []).append(_Row(*values))
+    return found
+
+
+def _foresee(rows: Sequence[_Row], document: Mapping[str, Any], *, has_below: bool) -> Foresight:
+    look = _Look(rows[:MOST_LOOKED_AT], has_below=has_below)
     look.keep(document)
     gone, off = look.gone, [row for key, row in look.off_gpu.items() if key not in look.gone]
     ends = {row.prefix_id: row.tokens for row in rows}
@@ -147,18 +170,3 @@ class _Look:
 
     def _may_go(self, row: _Row, namespace: str | None) -> bool:
         return not row.pinned and not self._is_away(row) and namespace in (None, row.namespace)
-
-
-def _row(prefix: Prefix) -> _Row:
-    return _Row(
-        prefix_id=prefix.prefix_id,
-        parent_id=prefix.parent_id,
-        namespace=prefix.namespace,
-        tokens=prefix.tokens,
-        gpu_bytes=prefix.gpu_bytes,
-        host_bytes=prefix.host_bytes,
-        disk_bytes=prefix.disk_bytes,
-        tokens_served=prefix.tokens_served,
-        pinned=prefix.pinned,
-        last_use=prefix.served_at or prefix.changed_at,
-    )

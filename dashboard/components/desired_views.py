@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -16,23 +16,51 @@ from dashboard.readings import EngineNow
 from dashboard.theme import ENGINE_HEALTH
 from dashboard.wording import moment_text
 
+MOST_TABLES = 6  # of more engines, one row each: which of them does not run what is desired
+
 
 def desired_beside_observed() -> None:
-    """One table an engine: each knob desired, observed, and whether they agree."""
-    person, chosen = session.person(), session.filters()
+    """One table an engine: each knob desired, observed, and whether they agree. Of a fleet, one row an engine."""
+    person = session.person()
     if person is None:
         return
-    engines = [e for e in data.engines(person.role) if chosen.engine in (None, e.view.id)]
+    engines = data.engines_in(person.role, session.filters())
     if not engines:
         notices.empty("No engine", "Desired state can be set now; engines take it when they register.")
+        return
+    wanted = data.effective(person.role)
+    if len(engines) > MOST_TABLES:
+        st.dataframe(_fleet_rows(engines, wanted), hide_index=True, key="knobs_of_fleet")
+        st.caption("Choose an engine above to see each of its knobs, desired beside what runs.")
         return
     for columns_of in (engines[start : start + 2] for start in range(0, len(engines), 2)):
         for place, engine in zip(st.columns(2), columns_of, strict=False):
             with place, st.container(border=True):
-                _one_engine(person.role, engine)
+                _one_engine(engine, wanted.get(engine.view.id, {}))
 
 
-def _one_engine(role: str, engine: EngineNow) -> None:
+def _fleet_rows(engines: Sequence[EngineNow], wanted: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """One row an engine, those that differ first: what it runs otherwise than desired, in words."""
+    rows = []
+    for engine in engines:
+        view, look = engine.view, ENGINE_HEALTH[engine.health]
+        knobs = _knobs(wanted.get(view.id, {}), view.observed)
+        apart = [f"{row.Knob}: {row.Runs}, not {row.Desired}" for row in knobs.itertuples() if row.Agree == "≠"]
+        refused = [f"refused: {view.observed['error']}"] if view.observed.get("error") else []
+        rows.append(
+            {
+                "Engine": view.id,
+                "Health": f"{look.symbol} {look.label}",
+                "Runs revision": view.observed_revision,
+                "Desired": view.desired_revision,
+                "Differs": "; ".join([*refused, *apart]) or "✔ in nothing",
+                "agrees": not (refused or apart or view.sync == "behind"),
+            }
+        )
+    return pd.DataFrame(rows).sort_values("agrees", kind="stable").drop(columns="agrees")
+
+
+def _one_engine(engine: EngineNow, wanted: Mapping[str, Any]) -> None:
     view, look = engine.view, ENGINE_HEALTH[engine.health]
     st.markdown(f"**{view.id}** {look.symbol} {look.label}")
     if view.observed.get("error"):
@@ -43,11 +71,10 @@ def _one_engine(role: str, engine: EngineNow) -> None:
         st.caption(
             f"{'✔' if view.sync == 'in_sync' else '✖'} revision {view.observed_revision} of {view.desired_revision}"
         )
-    wanted = data.effective(role, view.id)
     st.dataframe(_knobs(wanted, view.observed), hide_index=True, key=f"knobs_{view.id}")
 
 
-def _knobs(wanted: dict[str, Any], observed: dict[str, Any]) -> pd.DataFrame:
+def _knobs(wanted: Mapping[str, Any], observed: Mapping[str, Any]) -> pd.DataFrame:
     rows = []
     for name, label in LABELS.items():
         desired, runs = wanted.get(name), observed.get(name)

@@ -12,8 +12,11 @@ from api_seed import Seed
 from databases import Database
 from sqlalchemy import Engine, event
 from steering_support import Deck, running_deck
+from streamlit.testing.v1 import AppTest
 
 from controlplane.store.models import Alert, Command, DesiredState, HistoryGap, Notification, Policy, PolicyRun
+from dashboard import control, data
+from dashboard.app import PAGES
 
 SMALL, LARGE = 2, 20
 
@@ -99,20 +102,58 @@ def many(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> dic
 
 
 def api_calls(fleet: Fleet) -> dict[str, list[str]]:
-    """Every call that only looks -> the statements it took."""
+    """Every call that only looks, and the trial of a change -> the statements it took."""
     found = {}
-    for visit in fleet.seed.reads():
+    for visit in (*fleet.seed.reads(), *(visit for visit in fleet.seed.people() if visit.name == "try_desired")):
         with counted(fleet.deck.store.engine) as seen:
             answer = visit.send(fleet.deck)
         assert answer.status_code == 200, f"{visit.name}: {answer.text}"
-        found[visit.name] = seen
+        found[f"/{visit.name}"] = seen  # a page may have the name of a call
     return found
 
 
-def test_a_call_takes_as_many_statements_for_twenty_engines_as_for_two(fleet: Fleet) -> None:
+def one_page(path: str, role: str) -> None:
+    """The script of a run: the frame of every page, then the page. Streamlit runs its source alone."""
+    from dashboard import app, session
+    from dashboard.components import header
+
+    session.sign_in(session.Person(name="ann", role=role, token="t"))
+    header.draw(session.Person(name="ann", role=role, token="t"))
+    next(draw for draw, _, name, _ in app.PAGES if name == path)()
+
+
+def page_runs(role: str) -> dict[str, list[str]]:
+    """Every page, read anew -> the statements that drawing it took."""
+    found = {}
+    for _, _, path, _ in PAGES:
+        data.clear()
+        data.namespaces.clear()
+        with counted(data.store().engine) as seen:
+            run = AppTest.from_function(one_page, args=(path, role), default_timeout=120).run()
+        assert not run.exception, f"{path}: {run.exception[0].message}"
+        found[path] = seen
+    return found
+
+
+@pytest.fixture
+def pages(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    environment = {"KVDECK_DATABASE_URL": fleet.deck.store.url, "KVDECK_API_PORT": str(fleet.deck.settings.api_port)}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    control.settings.cache_clear()
+    data.store.clear()
+    yield
+    data.clear()
+    data.store().dispose()
+    data.store.clear()
+    control.settings.cache_clear()
+
+
+@pytest.mark.usefixtures("pages")
+def test_calls_and_pages_take_as_many_statements_for_twenty_engines_as_for_two(fleet: Fleet) -> None:
     fleet.grow_to(SMALL)
-    small = api_calls(fleet)
+    small = api_calls(fleet) | page_runs("operator")
     fleet.grow_to(LARGE)
-    assert many(small, api_calls(fleet)) == {}
-    assert len(small) > 30
-    assert all(small[name] for name in ("doctor", "overview"))
+    assert many(small, api_calls(fleet) | page_runs("operator")) == {}
+    assert len(small) > 40
+    assert all(small[name] for name in ("/doctor", "/overview", "/try_desired", *(path for _, _, path, _ in PAGES)))
