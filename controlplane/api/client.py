@@ -155,6 +155,12 @@ class ControlPlaneClient(RuleCalls, SteeringCalls):
     def _call(self, method: str, path: str, **how: Any) -> Any:
         try:
             answer = self._http.request(method, path, **how)
+        except httpx.InvalidURL as error:
+            raise BadRequest(
+                "id_unfit", f"{path[:200]!r} is nothing to ask for: {error}.", "Check the id or name that was given."
+            ) from error
+        except ValueError as error:  # JSON has no NaN and no infinity
+            raise BadRequest("value_unfit", f"This cannot be sent: {error}.", "Give finite numbers.") from error
         except httpx.HTTPError as error:
             raise Unreachable(
                 "unreachable",

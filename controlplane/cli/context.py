@@ -24,6 +24,7 @@ OPERATOR_TOKEN = "operator.token"
 DECK = "deck.json"  # the ports of the `up` that runs, for the other verbs
 LONG_COLUMNS = frozenset({"why", "meaning", "summary", "outcome", "document", "reason", "namespace", "model", "labels"})
 SHORT_ID = 16
+LONGEST_SECONDS = 3650 * 86_400
 
 Url = Annotated[str, typer.Option("--url", envvar="KVDECK_URL", help="The control plane.")]
 TokenOption = Annotated[
@@ -75,7 +76,13 @@ def read_token(path: Path) -> str:
 
 
 def settings_for(data_dir: Path, **chosen: Any) -> Settings:
-    """The settings of the environment with this data folder and what was chosen on the command line."""
+    """The settings of the environment with this data folder and what was chosen on the command line.
+
+    Raises CliError when the data folder is or lies below something that is no folder.
+    """
+    found = next(place for place in (data_dir.absolute(), *data_dir.absolute().parents) if place.exists())
+    if not found.is_dir():
+        raise CliError(f"{data_dir} cannot be the data folder: {found} is a file.", "Give a folder: --data-dir.")
     variables = {f"KVDECK_{name.upper()}": str(value) for name, value in chosen.items() if value is not None}
     return Settings.from_environment({**os.environ, "KVDECK_DATA_DIR": str(data_dir.absolute()), **variables})
 
@@ -160,9 +167,12 @@ def parse_seconds(text: str) -> int:
     unit = text[-1:].lower()
     digits = text[:-1] if unit in units else text
     try:
-        return _not_negative(int(float(digits) * units.get(unit, 1)))
+        seconds = _not_negative(int(float(digits) * units.get(unit, 1)))
     except (ValueError, OverflowError):
-        raise CliError(f"{text!r} is no span of time.", "Write 90s, 15m, 2h or 1d.", Exit.USAGE) from None
+        raise CliError(f"{text[:80]!r} is no span of time.", "Write 90s, 15m, 2h or 1d.", Exit.USAGE) from None
+    if seconds > LONGEST_SECONDS:
+        raise CliError(f"{text[:80]!r} is over ten years.", "Write 90s, 15m, 2h or 1d.", Exit.USAGE)
+    return seconds
 
 
 def _not_negative(number: int) -> int:

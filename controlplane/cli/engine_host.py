@@ -17,7 +17,7 @@ import typer
 
 from controlplane.auth import SECRET_PREFIX
 from controlplane.cli.context import DEFAULT_DATA_DIR
-from controlplane.cli.exits import ERR, CliError, Exit, show_error
+from controlplane.cli.exits import ERR, CliError, Exit
 from controlplane.cli.groups import labels_of
 from controlplane.settings import read_secret
 
@@ -91,7 +91,6 @@ def engine(
 
     Every byte that a request loads is compared with the truth; wrong bytes show in the engine's stats.
     """
-    from engine.errors import EngineError
 
     config = HostConfig(
         engine_id=engine_id,
@@ -111,11 +110,7 @@ def engine(
         group=group,
         labels={name: value or "" for name, value in labels_of(labels or []).items()},
     )
-    try:
-        run_host(config)
-    except EngineError as error:
-        show_error(CliError(str(error)))
-        raise typer.Exit(Exit.USAGE) from None
+    run_host(config)
 
 
 def _token_of(path: str) -> str:

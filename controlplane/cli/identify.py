@@ -26,16 +26,12 @@ def identify(
     as_json: AsJson = False,
 ) -> None:
     """The id of the prefix that these tokens are, for one model and namespace."""
-    from engine.errors import EngineError
     from engine.index.node import prefix_id_of, seed
     from engine.model.presets import preset
     from engine.tokens import token_bytes
 
-    try:
-        model = preset(spec)
-        data = token_bytes(_read(tokens))
-    except EngineError as error:
-        raise CliError(f"{error}.", "", Exit.USAGE) from None
+    model = preset(spec)
+    data = token_bytes(_read(tokens))
     hasher = seed(namespace, model.fingerprint)
     token_size = 4  # int32, as the index compares them
     page_bytes = model.page_tokens * token_size

@@ -31,8 +31,9 @@ from controlplane.cli import (
     up,
     whatif,
 )
-from controlplane.cli.exits import CliError, exit_code_of, show_error
+from controlplane.cli.exits import CliError, Exit, exit_code_of, show_error
 from controlplane.errors import ControlPlaneError
+from engine.errors import EngineError
 
 app = typer.Typer(
     name="kvdeck",
@@ -77,6 +78,10 @@ def main() -> None:
     except ControlPlaneError as error:
         show_error(error)
         sys.exit(exit_code_of(error))
+    except EngineError as error:  # of a model, a size or a codec that a verb was given
+        refused = CliError(f"{error}", "", Exit.USAGE)
+        show_error(refused)
+        sys.exit(refused.exit_code)
     except OSError as error:  # of a file or folder that a verb was given
         shown = CliError(
             f"{error.filename or 'The system'}: {error.strerror or error}.", "Check the path and its rights."

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from controlplane.cli.exits import CliError, Exit, show_error
+from controlplane.cli.exits import Exit, show_error
 
 if TYPE_CHECKING:
     from controlplane.workload.driver import DriverConfig
@@ -89,21 +89,12 @@ def replay(
 
 
 def _run(config: ReplayConfig, driving: DriverConfig) -> ReplayResult:
-    from controlplane.errors import ControlPlaneError
     from controlplane.workload.replay import run_replay
-    from engine.errors import EngineError
     from engine.integrations.synthetic import use_one_thread
 
     use_one_thread()
-    try:
-        with _stop_on_interrupt() as stop, _progress(config.limit) as on_request:
-            return run_replay(config, driving, stop=stop, on_request=on_request)
-    except ControlPlaneError as error:
-        show_error(error)
-        raise typer.Exit(Exit.FAILED) from None
-    except EngineError as error:
-        show_error(CliError(str(error)))
-        raise typer.Exit(Exit.USAGE) from None
+    with _stop_on_interrupt() as stop, _progress(config.limit) as on_request:
+        return run_replay(config, driving, stop=stop, on_request=on_request)
 
 
 @contextmanager

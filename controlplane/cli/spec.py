@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from controlplane.cli.exits import CliError, Exit, show_error
-
 if TYPE_CHECKING:
     from engine.model.spec import ModelSpec, Part
 
@@ -19,18 +17,13 @@ def spec(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the model presets, or show one: its layers, object kinds, bytes and fingerprint."""
-    from engine.errors import SpecError
     from engine.model.presets import preset, preset_names
 
     if name is None:
         summaries = [summary_of(preset(n)) for n in preset_names()]
         _print_json(summaries) if as_json else _print_presets(summaries)
         return
-    try:
-        description = description_of(preset(name))
-    except SpecError as error:
-        show_error(CliError(str(error)))
-        raise typer.Exit(Exit.USAGE) from None
+    description = description_of(preset(name))
     _print_json(description) if as_json else _print_preset(description)
 
 

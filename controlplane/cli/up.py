@@ -33,6 +33,7 @@ from controlplane.clock import utc_now
 from controlplane.errors import ControlPlaneError
 from controlplane.settings import Settings
 from controlplane.store.session import Store
+from engine import preset
 
 if TYPE_CHECKING:
     from controlplane.cli.outages import Outages
@@ -74,6 +75,8 @@ def up(
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Start control plane, engine and dashboard on this machine; keep running until Ctrl-C."""
+    if spec:
+        preset(spec)  # an unknown one is refused before anything is started
     settings = settings_for(data_dir, host=host, api_port=api_port, dashboard_port=dashboard_port)
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _only_one(settings.data_dir), _stop_signal() as stop:

@@ -154,7 +154,7 @@ def test_serve_off_loopback_without_a_token_does_not_start(tmp_path: Path) -> No
 
 def test_a_bad_setting_names_itself(tmp_path: Path) -> None:
     done = kvdeck("migrate", "--data-dir", str(tmp_path), KVDECK_DATABASE_URL="mysql://x")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "KVDECK_DATABASE_URL" in done.stderr
 
 

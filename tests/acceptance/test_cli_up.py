@@ -82,7 +82,7 @@ def test_a_dead_start_says_which_part_and_shows_its_log(tmp_path: Path) -> None:
     (tmp_path / "var").mkdir()
     variables = {"KVDECK_INGEST_MAX_BYTES": "many"}
     done = kvdeck("up", "--data-dir", str(tmp_path / "var"), *ALONE, **variables)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "KVDECK_INGEST_MAX_BYTES" in done.stderr
 
 
