@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -260,14 +261,15 @@ def _transition(values: dict[str, Any]) -> TransitionFact:
         raise BadFact(_why(error, values)) from None
     if fact.state_to not in STATES:
         raise BadFact(f"state.to {fact.state_to!r} is not one of {', '.join(STATES)}", "state")
-    for name in _TEXTS:  # Postgres cannot hold it, and would refuse the whole batch
-        if "\0" in getattr(fact, name):
-            raise BadFact(f"{_DOTTED.get(name, name)} holds a NUL character")
+    if "\0" in "".join(_texts_of(fact)):  # Postgres cannot hold it, and would refuse the whole batch
+        name = next(name for name, text in zip(_TEXTS, _texts_of(fact), strict=True) if "\0" in text)
+        raise BadFact(f"{_DOTTED.get(name, name)} holds a NUL character")
     return fact
 
 
 _TEXTS = ("prefix_id", "parent_id", "namespace", "state_from", "cause", "reason", "objects", "command_id",
           "cause_trace_id", "cause_span_id")  # fmt: skip
+_texts_of: Callable[[TransitionFact], tuple[str, ...]] = operator.attrgetter(*_TEXTS)
 
 
 def _objects(document: Any) -> str:
@@ -277,7 +279,9 @@ def _objects(document: Any) -> str:
         decoded = _OBJECTS.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         raise BadFact("objects must map object kinds to tiers to bytes", "document") from None
-    if not all(_is_plain(name) for kind, tiers in decoded.items() for name in (kind, *tiers)):
+    if not _is_plainly_written(text) and not all(
+        _is_plain(name) for kind, tiers in decoded.items() for name in (kind, *tiers)
+    ):
         raise BadFact("objects names kinds or tiers with characters that cannot be kept", "document")
     return text
 
@@ -285,6 +289,11 @@ def _objects(document: Any) -> str:
 def _is_plain(name: str) -> bool:
     """Whether both databases can hold a text: no NUL, no half of a surrogate pair."""
     return name.isprintable()
+
+
+def _is_plainly_written(document: str) -> bool:
+    """Whether nothing in a JSON text can be other than plain, seen in one look at all of it."""
+    return document.isprintable() and "\\" not in document
 
 
 def _checkpoints(document: Any) -> list[CheckpointFact]:
@@ -296,7 +305,10 @@ def _checkpoints(document: Any) -> list[CheckpointFact]:
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeEncodeError, RecursionError) as error:
         text = f"checkpoints must be a list of {{id, boundary, kinds, tiers}}: {error}"
         raise BadFact(text, "document") from None
-    if not all(_is_plain(name) for one in found for name in (one.checkpoint_id, *one.kinds, *one.tiers)):
+    plainly = isinstance(document, str) and _is_plainly_written(document)
+    if not plainly and not all(
+        _is_plain(name) for one in found for name in (one.checkpoint_id, *one.kinds, *one.tiers)
+    ):
         raise BadFact("checkpoints has characters that cannot be kept", "document")
     return found
 

@@ -15,11 +15,11 @@ from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
 from controlplane.ingest.facts import TransitionFact
+from controlplane.store.among import among
 from controlplane.store.models import Engine, HistoryGap, PrefixVersion
 from controlplane.store.upsert import insert_new
 
 Life = tuple[str, int]  # prefix id, life
-LOOKUP = 500
 LATE = dt.timedelta(seconds=15)  # exporters send every few seconds, and try again for about as long
 
 
@@ -57,13 +57,10 @@ def versions_known(
     """
     known: dict[Life, int] = {(prefix_id, life): version for prefix_id, (life, version) in stored.items()}
     earlier = {fact.prefix_id for fact in facts if fact.life < stored.get(fact.prefix_id, (0, 0))[0]}
-    prefix_ids = sorted(earlier)
-    for start in range(0, len(prefix_ids), LOOKUP):
+    if earlier:
         query = (
             select(PrefixVersion.prefix_id, PrefixVersion.life, func.max(PrefixVersion.version))
-            .where(
-                PrefixVersion.engine_id == engine_id, PrefixVersion.prefix_id.in_(prefix_ids[start : start + LOOKUP])
-            )
+            .where(PrefixVersion.engine_id == engine_id, among(session, PrefixVersion.prefix_id, earlier))
             .group_by(PrefixVersion.prefix_id, PrefixVersion.life)
         )
         known.update({(prefix_id, life): newest for prefix_id, life, newest in session.execute(query)})
@@ -116,17 +113,15 @@ def ask_for_snapshot(session: Session, engine: Engine, now: dt.datetime) -> None
 
 def _shrink(session: Session, engine_id: str, versions: dict[Life, list[int]], now: dt.datetime) -> None:
     """Take late spans out of the gaps they fill. A gap closed for another reason becomes closed by span, as it is."""
-    prefix_ids = sorted({prefix_id for prefix_id, _life in versions})
-    for start in range(0, len(prefix_ids), LOOKUP):
-        query = select(HistoryGap).where(
-            HistoryGap.engine_id == engine_id,
-            HistoryGap.prefix_id.in_(prefix_ids[start : start + LOOKUP]),
-            or_(HistoryGap.closed_by.is_(None), HistoryGap.closed_by != "span"),
-        )
-        for row in session.scalars(query).all():
-            come = versions.get((row.prefix_id, row.life), [])
-            if any(row.first_version <= version <= row.last_version for version in come):
-                _fill(session, row, come, now)
+    query = select(HistoryGap).where(
+        HistoryGap.engine_id == engine_id,
+        among(session, HistoryGap.prefix_id, {prefix_id for prefix_id, _life in versions}),
+        or_(HistoryGap.closed_by.is_(None), HistoryGap.closed_by != "span"),
+    )
+    for row in session.scalars(query).all():
+        come = versions.get((row.prefix_id, row.life), [])
+        if any(row.first_version <= version <= row.last_version for version in come):
+            _fill(session, row, come, now)
     session.flush()
 
 

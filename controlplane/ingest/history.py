@@ -7,8 +7,9 @@ its transition of the largest (life, version), whenever that came.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import case, delete, or_, select
@@ -16,13 +17,13 @@ from sqlalchemy.orm import Session
 
 from controlplane.ingest.facts import AcquireFact, TransitionFact
 from controlplane.ingest.gaps import find_gaps, versions_known
+from controlplane.store.among import among
 from controlplane.store.bulk import BulkInsert, Stored
 from controlplane.store.models import Checkpoint, Prefix, PrefixVersion
 from controlplane.store.upsert import Row, insert_for
 
 VERSION_KEY = ("engine_id", "prefix_id", "life", "version")
 PREFIX_KEY = ("engine_id", "prefix_id")
-LOOKUP = 500  # ids in one IN list: well under the variables a statement may have
 
 
 def apply_transitions(
@@ -160,19 +161,17 @@ _PREFIXES = BulkInsert(Prefix, PREFIX_COLUMNS, _keep_newer)
 
 
 def _replace_checkpoints(session: Session, engine_id: str, current: Sequence[TransitionFact]) -> None:
-    prefix_ids = [fact.prefix_id for fact in current]
-    for start in range(0, len(prefix_ids), LOOKUP):
-        chosen = Checkpoint.prefix_id.in_(prefix_ids[start : start + LOOKUP])
-        gone = delete(Checkpoint).where(Checkpoint.engine_id == engine_id, chosen)
-        session.execute(gone.execution_options(synchronize_session=False))
+    theirs = among(session, Checkpoint.prefix_id, [fact.prefix_id for fact in current])
+    gone = delete(Checkpoint).where(Checkpoint.engine_id == engine_id, theirs)
+    session.execute(gone.execution_options(synchronize_session=False))
     rows = {
         checkpoint.checkpoint_id: (
             engine_id,
             checkpoint.checkpoint_id,
             fact.prefix_id,
             checkpoint.boundary,
-            json.dumps(checkpoint.kinds),
-            json.dumps(checkpoint.tiers),
+            _words(tuple(checkpoint.kinds)),
+            _words(tuple(checkpoint.tiers)),
             fact.at_us,
         )
         for fact in current
@@ -180,6 +179,12 @@ def _replace_checkpoints(session: Session, engine_id: str, current: Sequence[Tra
         for checkpoint in fact.checkpoints or ()
     }
     _CHECKPOINTS.run(session, list(rows.values()))
+
+
+@functools.lru_cache(maxsize=1024)
+def _words(names: tuple[str, ...]) -> str:
+    """A list of kinds or tiers as JSON: there are few, over and over."""
+    return json.dumps(names)
 
 
 CHECKPOINT_COLUMNS = ("engine_id", "checkpoint_id", "prefix_id", "boundary", "kinds", "tiers", "changed_at")
@@ -197,12 +202,9 @@ def _tells_checkpoints(fact: TransitionFact) -> bool:
     return fact.checkpoints is not None or fact.state_to == "EVICTED"
 
 
-def _orders(session: Session, engine_id: str, prefix_ids: Iterable[str]) -> dict[str, tuple[int, int]]:
+def _orders(session: Session, engine_id: str, prefix_ids: Collection[str]) -> dict[str, tuple[int, int]]:
     """The life and version each prefix is at; nothing of those never heard of. Read before anything is written."""
-    found: dict[str, tuple[int, int]] = {}
-    wanted = sorted(prefix_ids)
-    for start in range(0, len(wanted), LOOKUP):
-        chosen = Prefix.prefix_id.in_(wanted[start : start + LOOKUP])
-        query = select(Prefix.prefix_id, Prefix.life, Prefix.version).where(Prefix.engine_id == engine_id, chosen)
-        found.update({prefix_id: (life, version) for prefix_id, life, version in session.execute(query)})
-    return found
+    query = select(Prefix.prefix_id, Prefix.life, Prefix.version).where(
+        Prefix.engine_id == engine_id, among(session, Prefix.prefix_id, prefix_ids)
+    )
+    return {prefix_id: (life, version) for prefix_id, life, version in session.execute(query)}

@@ -33,13 +33,13 @@ class _Batch:
     validations: dict[bytes, ValidationFact] = field(default_factory=dict)
     acquires: dict[bytes, AcquireFact] = field(default_factory=dict)
 
-    def add(self, fact: Fact, key: bytes) -> None:
+    def add(self, fact: Fact, span: Span) -> None:
         if isinstance(fact, TransitionFact):
             self.transitions.append(fact)
         elif isinstance(fact, ValidationFact):
-            self.validations[key] = fact
+            self.validations[span_key(span.trace_id, span.span_id)] = fact
         else:
-            self.acquires[key] = fact
+            self.acquires[span_key(span.trace_id, span.span_id)] = fact
 
 
 def ingest_traces(session: Session, request: ExportTraceServiceRequest, *, clock: Clock = utc_now) -> IngestOutcome:
@@ -75,7 +75,7 @@ def _read(resource: ResourceSpans, now: dt.datetime, outcome: IngestOutcome) -> 
             outcome.ignored += 1
         else:
             outcome.accepted += 1
-            batch.add(fact, span_key(span.trace_id, span.span_id))
+            batch.add(fact, span)
     return batch
 
 
