@@ -46,7 +46,7 @@ def reads(engine_minutes: int) -> dict[str, Callable[[], object]]:
     return {
         "engines": lambda: data.engines("viewer"),
         "findings (every 15 s)": lambda: data.findings("viewer", Filters()),
-        "overview": lambda: data.overview("viewer", None, engine_minutes),
+        "overview": lambda: data.overview("viewer", None, None, engine_minutes),
         "charts": lambda: data.charts("viewer", None, None, engine_minutes),
         "why not a hit": lambda: data.why_miss("viewer", None, None, engine_minutes),
         "validations": lambda: data.validations("viewer", None, engine_minutes),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
+import pandas as pd
 import streamlit as st
 from sqlalchemy import event
 
@@ -141,30 +142,34 @@ def charts(role: str, engine: Engines, namespace: str | None, minutes: int) -> C
             return queries_charts.metric_slots(session, f"kvcache.{name}", window, step, engine)
 
         io, io_every = queries_charts.histogram_slots(session, "kvcache.tier.io.duration", window, step, engine)
-        return Charts(
-            as_of=now,
-            since=window.since,
-            step_minutes=step,
-            io_every=io_every,
-            requests=frames.requests_frame(queries_charts.request_slots(session, window, step, engine, namespace)),
-            losses=frames.losses_frame(queries_charts.loss_slots(session, window, step, engine, namespace)),
-            queries=frames.queries_frame(series("queries")),
-            hits=frames.hits_frame(series("hits")),
-            recoveries=frames.recoveries_frame(series("recoveries")),
-            io=frames.io_frame(io),
-            fragmentation=frames.fragmentation_frame(series("fragmentation")),
-            tier_bytes=frames.tier_bytes_frame(series("tier.bytes")),
-            mode=frames.mode_frame(queries_charts.engine_slots(session, "kvcache.mode", window, step, engine)),
-            marks=frames.marks_frame(queries.list_marks(session, window, engine)),
-        )
+        drawn: dict[str, pd.DataFrame] = {
+            "requests": frames.requests_frame(queries_charts.request_slots(session, window, step, engine, namespace)),
+            "losses": frames.losses_frame(queries_charts.loss_slots(session, window, step, engine, namespace)),
+            "queries": frames.queries_frame(series("queries")),
+            "hits": frames.hits_frame(series("hits")),
+            "recoveries": frames.recoveries_frame(series("recoveries")),
+            "io": frames.io_frame(io),
+            "fragmentation": frames.fragmentation_frame(series("fragmentation")),
+            "tier_bytes": frames.tier_bytes_frame(series("tier.bytes")),
+            "mode": frames.mode_frame(queries_charts.engine_slots(session, "kvcache.mode", window, step, engine)),
+            "marks": frames.marks_frame(queries.list_marks(session, window, engine)),
+        }
+    return Charts(
+        as_of=now,
+        since=window.since,
+        step_minutes=step,
+        io_every=io_every,
+        version=frames.version_of(drawn.values()),
+        **drawn,
+    )
 
 
 @st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=32, refresh_mode="background")
-def overview(role: str, engine: Engines, minutes: int) -> queries.Overview:
+def overview(role: str, engine: Engines, namespace: str | None, minutes: int) -> queries.Overview:
     """The range in numbers."""
     del role
     with store().read() as session:
-        return queries.overview(session, queries.TimeRange.last(minutes, utc_now()), engine)
+        return queries.overview(session, queries.TimeRange.last(minutes, utc_now()), engine, namespace)
 
 
 @st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=32, refresh_mode="background")

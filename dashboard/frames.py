@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
@@ -112,6 +114,14 @@ def verdicts_frame(counts: Iterable[ValidationCount]) -> pd.DataFrame:
     """Validations by how they ended: validation, verdict, reason, count."""
     columns = ["validation", "verdict", "reason", "count"]
     return _frame([(row.validation, row.verdict, row.reason, row.count) for row in counts], columns)
+
+
+def version_of(frames: Iterable[pd.DataFrame]) -> str:
+    """A digest of what the frames hold. Two that are alike may differ in it; two that differ never agree."""
+    digest = hashlib.blake2b(digest_size=16)
+    for frame in frames:
+        digest.update(pickle.dumps(frame))
+    return digest.hexdigest()
 
 
 def _frame(rows: Sequence[tuple[object, ...]], columns: list[str]) -> pd.DataFrame:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from controlplane.clock import floor_minute
 from controlplane.store import queries
 
 SLOT_MINUTES = ((60, 1), (6 * 60, 5), (24 * 60, 15))
@@ -48,12 +49,13 @@ class ControlPlaneHealth:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charts:
     """The frames of one time range, read in one snapshot, and when that was. Each point is of `step_minutes`;
-    `io_every`: one minute of so many was read for latencies."""
+    `io_every`: one minute of so many was read for latencies; `version` is the same while the frames are."""
 
     as_of: dt.datetime
     since: dt.datetime
     step_minutes: int
     io_every: int
+    version: str
     requests: pd.DataFrame
     losses: pd.DataFrame
     queries: pd.DataFrame
@@ -64,6 +66,16 @@ class Charts:
     tier_bytes: pd.DataFrame
     mode: pd.DataFrame
     marks: pd.DataFrame
+
+    @property
+    def shown_range(self) -> tuple[dt.datetime, dt.datetime]:
+        """The range in whole minutes: what a time axis shows."""
+        return floor_minute(self.since), floor_minute(self.as_of) + dt.timedelta(minutes=1)
+
+    @property
+    def of(self) -> tuple[str, dt.datetime, dt.datetime]:
+        """What every chart of these frames depends on; see `charting.chart`."""
+        return self.version, *self.shown_range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

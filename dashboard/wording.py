@@ -67,6 +67,11 @@ def short_id(identifier: str | None, length: int = 12) -> str:
     return identifier if len(identifier) <= length else identifier[:length] + "…"
 
 
+def everywhere(namespace: str | None) -> str:
+    """What stands beside a figure that cannot be cut down to the chosen namespace."""
+    return " (all namespaces)" if namespace else ""
+
+
 def plural(count: int, noun: str, many: str | None = None) -> str:
     """ "1 prefix", "1,234 prefixes"."""
     return f"{count:,} {noun if count == 1 else many or noun + 's'}"

@@ -50,11 +50,17 @@ def healthz(store: StoreOf) -> dict[str, str]:
 
 @router.get("/v1/overview")
 def overview(
-    _caller: Viewer, store: StoreOf, engine: str | None = None, minutes: Minutes = 60, since: Since = None
+    _caller: Viewer,
+    store: StoreOf,
+    engine: str | None = None,
+    namespace: str | None = None,
+    minutes: Minutes = 60,
+    since: Since = None,
 ) -> queries.Overview:
-    """One range in numbers, and what the engines hold now."""
+    """One range in numbers, and what the engines hold now. Of one namespace as far as numbers carry it: the answer
+    names those that do not."""
     with store.read() as session:
-        return queries.overview(session, window_of(since, None, minutes), engine)
+        return queries.overview(session, window_of(since, None, minutes), engine, namespace)
 
 
 @router.get("/v1/engines")

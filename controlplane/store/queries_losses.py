@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from controlplane.store.models import LossHour, LossRollup, RequestHour, RequestRecord, RequestRollup
-from controlplane.store.queries_span import over
+from controlplane.store.queries_span import named, over
 from controlplane.store.query_types import Engines, TimeRange, inside, minutes_in, of_engine, view
 
 
@@ -98,7 +98,7 @@ def loss_counts(
     session: Session, window: TimeRange, engine_id: Engines = None, namespace: str | None = None
 ) -> list[LossCount]:
     """Losses by cause over a range, most tokens first."""
-    table = over(LossRollup, LossHour, LossCount.__slots__, window, engine_id, **_named(namespace))
+    table = over(LossRollup, LossHour, LossCount.__slots__, window, engine_id, **named(namespace))
     tokens = func.sum(table.tokens)
     query = (
         select(table.cause, func.sum(table.requests), tokens).group_by(table.cause).order_by(tokens.desc(), table.cause)
@@ -108,7 +108,7 @@ def loss_counts(
 
 def asked(session: Session, window: TimeRange, engine_id: Engines = None, namespace: str | None = None) -> Asked:
     """What was asked for over a range."""
-    table = over(RequestRollup, RequestHour, Asked.__slots__, window, engine_id, **_named(namespace))
+    table = over(RequestRollup, RequestHour, Asked.__slots__, window, engine_id, **named(namespace))
     query = select(*(func.coalesce(func.sum(table[name]), 0) for name in Asked.__slots__))
     return Asked(*(int(value) for value in session.execute(query).one()))
 
@@ -168,10 +168,6 @@ def list_requests(
         conditions.append(RequestRecord.lost_prefix_id == lost_prefix_id)
     query = select(RequestRecord).where(*conditions).order_by(RequestRecord.at.desc()).limit(limit)
     return [view(RequestView, row) for row in session.scalars(query)]
-
-
-def _named(namespace: str | None) -> dict[str, str]:
-    return {} if namespace is None else {"namespace": namespace}
 
 
 def _of(table: object, engine_id: Engines, namespace: str | None) -> Sequence[ColumnElement[bool]]:

@@ -22,7 +22,7 @@ from controlplane.store.models import (
 )
 from controlplane.store.queries_minutes import validation_counts
 from controlplane.store.queries_series import FAILED
-from controlplane.store.queries_span import over
+from controlplane.store.queries_span import named, over
 from controlplane.store.query_types import Engines, Rate, TimeRange, of_engine
 from controlplane.store.series_key import series_attributes
 
@@ -48,6 +48,8 @@ class Overview:
 
     `hit_by_kind`: tokens of hits each object kind took part in (a hit counts for each kind that served it).
     `hit_by_state`, `hit_by_tier`: usable tokens by the state that served them and the slowest tier they came from.
+    Of one namespace, `of_all_namespaces` names the fields that are of all of them nevertheless: metrics, validations
+    and checkpoints carry none.
     """
 
     window: TimeRange
@@ -67,6 +69,20 @@ class Overview:
     validation_failures: Rate
     telemetry_dropped: int
     holdings: Holdings
+    of_all_namespaces: tuple[str, ...] = ()
+
+
+WITHOUT_NAMESPACE = (
+    "hit_by_kind",
+    "recovery_failures",
+    "recovery_failures_by_tier",
+    "validation_failures",
+    "telemetry_dropped",
+    "holdings.checkpoints",
+    "holdings.open_gaps",
+    "holdings.open_commands",
+    "holdings.firing_alerts",
+)
 
 
 @dataclass(slots=True)
@@ -80,9 +96,9 @@ class _Requests:
     replay_tokens: int = 0
 
 
-def overview(session: Session, window: TimeRange, engine_id: Engines = None) -> Overview:
-    """The overview of one engine, or of all. Read from rollups: its cost does not grow with traffic."""
-    total, by_outcome, by_state, by_tier = _request_sums(session, window, engine_id)
+def overview(session: Session, window: TimeRange, engine_id: Engines = None, namespace: str | None = None) -> Overview:
+    """The overview of one engine and namespace, or of all. Read from rollups: its cost does not grow with traffic."""
+    total, by_outcome, by_state, by_tier = _request_sums(session, window, engine_id, namespace)
     recoveries, by_recovery_tier = _recoveries(session, window, engine_id)
     return Overview(
         window=window,
@@ -101,7 +117,8 @@ def overview(session: Session, window: TimeRange, engine_id: Engines = None) -> 
         recovery_failures_by_tier=by_recovery_tier,
         validation_failures=_validation_failures(session, window, engine_id),
         telemetry_dropped=round(sum(_grown(session, "kvcache.telemetry.dropped", window, engine_id).values())),
-        holdings=holdings(session, engine_id),
+        holdings=holdings(session, engine_id, namespace),
+        of_all_namespaces=() if namespace is None else WITHOUT_NAMESPACE,
     )
 
 
@@ -110,9 +127,10 @@ def recovery_failures(session: Session, window: TimeRange, engine_id: Engines = 
     return _recoveries(session, window, engine_id)[0]
 
 
-def holdings(session: Session, engine_id: Engines = None) -> Holdings:
-    """What one engine holds now, or all."""
-    live = (Prefix.version > 0, Prefix.state != "EVICTED", *of_engine(Prefix.engine_id, engine_id))
+def holdings(session: Session, engine_id: Engines = None, namespace: str | None = None) -> Holdings:
+    """What one engine holds now, or all; prefixes and bytes of one namespace, or of all."""
+    mine = () if namespace is None else (Prefix.namespace == namespace,)
+    live = (Prefix.version > 0, Prefix.state != "EVICTED", *of_engine(Prefix.engine_id, engine_id), *mine)
     states = select(Prefix.state, func.count()).where(*live).group_by(Prefix.state)
     held = select(func.sum(Prefix.gpu_bytes), func.sum(Prefix.host_bytes), func.sum(Prefix.disk_bytes)).where(*live)
     sums = session.execute(held).one()
@@ -132,10 +150,11 @@ def holdings(session: Session, engine_id: Engines = None) -> Holdings:
 
 
 def _request_sums(
-    session: Session, window: TimeRange, engine_id: Engines
+    session: Session, window: TimeRange, engine_id: Engines, namespace: str | None
 ) -> tuple[_Requests, dict[str, int], dict[str, int], dict[str, int]]:
     names = list(_Requests.__slots__)
-    table = over(RequestRollup, RequestHour, ("outcome", "state", "tier", *names), window, engine_id)
+    columns = ("outcome", "state", "tier", *names)
+    table = over(RequestRollup, RequestHour, columns, window, engine_id, **named(namespace))
     query = select(table.outcome, table.state, table.tier, *(func.sum(table[name]) for name in names)).group_by(
         table.outcome, table.state, table.tier
     )

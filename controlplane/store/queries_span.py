@@ -15,6 +15,11 @@ from controlplane.store.query_types import Engines, TimeRange, minutes_in, of_en
 HOUR = dt.timedelta(hours=1)
 
 
+def named(namespace: str | None) -> dict[str, str]:
+    """The `equal` of `over` for rows of one namespace; None: of all."""
+    return {} if namespace is None else {"namespace": namespace}
+
+
 def over(
     minutes: type[Base],
     hours: type[Base],

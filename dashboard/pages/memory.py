@@ -215,10 +215,10 @@ def _over_time() -> None:
             "Bytes in use by tier",
             lambda: window(
                 memory.tier_bytes_over_time(shown.tier_bytes, shown.marks, shown.step_minutes),
-                shown.since,
-                shown.as_of,
+                *shown.shown_range,
             ),
             key="tier_bytes",
+            of=(person.role, shown.of),
             note="Live and pinned bytes, of all chosen engines together.",
             missing=None if len(shown.tier_bytes) else "No engine has reported its tiers in this time range.",
         )
@@ -226,9 +226,10 @@ def _over_time() -> None:
         chart(
             "Fragmentation by page class",
             lambda: window(
-                memory.fragmentation(shown.fragmentation, shown.marks, shown.step_minutes), shown.since, shown.as_of
+                memory.fragmentation(shown.fragmentation, shown.marks, shown.step_minutes), *shown.shown_range
             ),
             key="fragmentation_memory",
+            of=(person.role, shown.of),
             note="Free bytes inside partly used slabs over bytes of used slabs; the mean of the chosen engines.",
             missing=None if len(shown.fragmentation) else "No engine has reported its memory in this time range.",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime as dt
+from collections.abc import Hashable
 
 import pandas as pd
 import streamlit as st
@@ -17,7 +17,7 @@ from dashboard.components.charting import chart
 from dashboard.components.live import live
 from dashboard.readings import Charts
 from dashboard.theme import MARKS
-from dashboard.wording import bytes_text, count_text, percent_text
+from dashboard.wording import bytes_text, count_text, everywhere, percent_text
 
 
 def page() -> None:
@@ -55,7 +55,7 @@ def _numbers() -> None:
     if person is None:
         return
     scope = data.scope(person.role, chosen)
-    seen = data.overview(person.role, scope, chosen.minutes)
+    seen = data.overview(person.role, scope, chosen.namespace, chosen.minutes)
     held, failing, threshold = seen.holdings, seen.recovery_failures, data.degrade_threshold(person.role)
     limit = "" if threshold is None else f" The degrade policy steps down above {threshold:.0%}."
     with st.container(horizontal=True, key="kv_numbers"):
@@ -63,14 +63,12 @@ def _numbers() -> None:
         _metric("Found (lcp)", percent_text(seen.lcp.ratio), "tokens the index found / prompt tokens")
         _metric("Requests", count_text(seen.requests), f"{count_text(seen.prompt_tokens)} prompt tokens")
         _metric(
-            "Recovery failures",
+            f"Recovery failures{everywhere(chosen.namespace)}",
             percent_text(failing.ratio),
             f"{failing.part:,} failed or late of {failing.whole:,} recoveries.{limit}",
         )
         _metric("Prefixes held", count_text(sum(held.prefixes_by_state.values())), _states(held))
         _metric("Bytes held", bytes_text(sum(held.bytes_by_tier.values())), _tiers(held))
-    if chosen.namespace:
-        st.caption("These numbers are of all namespaces; charts of requests and losses are of the chosen one.")
 
 
 def _metric(label: str, value: str, explained: str) -> None:
@@ -92,14 +90,18 @@ def _charts() -> None:
     scope = data.scope(person.role, chosen)
     shown = data.charts(person.role, scope, chosen.namespace, chosen.minutes)
     notices.line(_mark_names())
-    _reuse_charts(shown, chosen)
+    of = (person.role, shown.of)
+    _reuse_charts(shown, chosen, of)
     why = data.why_miss(person.role, scope, chosen.namespace, chosen.minutes)
     left, right = st.columns(2)
     with left:
         chart(
             "lcp against usable",
-            lambda: window(hits.lcp_against_usable(shown.requests, shown.marks, shown.step_minutes), *_range(shown)),
+            lambda: window(
+                hits.lcp_against_usable(shown.requests, shown.marks, shown.step_minutes), *shown.shown_range
+            ),
             key="lcp",
+            of=of,
             note="What the index found and what could be used. The band between is what was found but not used.",
             missing=_quiet(shown),
         )
@@ -109,14 +111,11 @@ def _charts() -> None:
             "Why tokens were no hit",
             lambda: losses.causes_of_the_gap(why),
             key="gap",
+            of=(person.role, tuple((row.cause, row.tokens) for row in why.rows)),
             note="Striped: found by the index and not usable, the gap on the left. Hover for what helps.",
             missing=_quiet(shown) or (None if lost else "Everything that was asked for was served."),
         )
-    _health_charts(person.role, shown)
-
-
-def _range(shown: Charts) -> tuple[dt.datetime, dt.datetime]:
-    return shown.since, shown.as_of
+    _health_charts(shown, of, data.degrade_threshold(person.role), everywhere(chosen.namespace))
 
 
 def _quiet(shown: Charts) -> str | None:
@@ -130,62 +129,67 @@ def _mark_names() -> str:
     return f"Changes marked on the charts, with details on hover: {' · '.join(marks)}"
 
 
-def _reuse_charts(shown: Charts, chosen: session.Filters) -> None:
-    everywhere = " Over all namespaces: this metric has none." if chosen.namespace else ""
+def _reuse_charts(shown: Charts, chosen: session.Filters, of: Hashable) -> None:
     step, marks = shown.step_minutes, shown.marks
     left, right = st.columns(2)
     with left:
         chart(
-            "Hit rate by object kind",
-            lambda: window(hits.hit_rate_by_kind(shown.queries, shown.hits, marks, step), *_range(shown)),
+            f"Hit rate by object kind{everywhere(chosen.namespace)}",
+            lambda: window(hits.hit_rate_by_kind(shown.queries, shown.hits, marks, step), *shown.shown_range),
             key="hits_kind",
-            note=f"Tokens of hits each kind took part in, over prompt tokens.{everywhere}",
+            of=of,
+            note="Tokens of hits each kind took part in, over prompt tokens.",
             missing=None if len(shown.hits) else "No hits in this time range.",
         )
     with right:
         chart(
             "Hit rate by serving state",
-            lambda: window(hits.hit_rate_by_state(shown.requests, marks, step), *_range(shown)),
+            lambda: window(hits.hit_rate_by_state(shown.requests, marks, step), *shown.shown_range),
             key="hits_state",
+            of=of,
             note="Usable tokens by the state of the prefix that served them; the top is the usable hit rate.",
             missing=_quiet(shown),
         )
 
 
-def _health_charts(role: str, shown: Charts) -> None:
+def _health_charts(shown: Charts, of: Hashable, threshold: float | None, where: str) -> None:
     step, marks = shown.step_minutes, shown.marks
     sampled = f" Read from one minute in {shown.io_every}." if shown.io_every > 1 else ""
     left, right = st.columns(2)
     with left:
         chart(
-            "Recovery failure rate",
+            f"Recovery failure rate{where}",
             lambda: window(
-                recovery.recovery_failure_rate(shown.recoveries, data.degrade_threshold(role), marks, step),
-                *_range(shown),
+                recovery.recovery_failure_rate(shown.recoveries, threshold, marks, step),
+                *shown.shown_range,
             ),
             key="recovery",
+            of=(of, threshold),
             note="Failed and late over all recoveries. The line is where the degrade policy steps down.",
             missing=None if shown.recoveries["count"].sum() else "Nothing was recovered from a lower tier.",
         )
         chart(
             "Fragmentation by page class",
-            lambda: window(memory.fragmentation(shown.fragmentation, marks, step), *_range(shown)),
+            lambda: window(memory.fragmentation(shown.fragmentation, marks, step), *shown.shown_range),
             key="fragmentation",
+            of=of,
             note="Free bytes inside partly used slabs over bytes of used slabs.",
             missing=None if len(shown.fragmentation) else "No engine has reported its memory.",
         )
     with right:
         chart(
-            "Tier I/O latency, p50 and p99",
-            lambda: window(recovery.tier_io_latency(shown.io, marks, step), *_range(shown)),
+            f"Tier I/O latency, p50 and p99{where}",
+            lambda: window(recovery.tier_io_latency(shown.io, marks, step), *shown.shown_range),
             key="tier_io",
+            of=of,
             note=f"By tier, reads left and writes right, on a log scale.{sampled}",
             missing=None if len(shown.io) else "No reads or writes between tiers.",
         )
         chart(
             "Mode",
-            lambda: window(memory.mode_over_time(shown.mode, marks, step), *_range(shown)),
+            lambda: window(memory.mode_over_time(shown.mode, marks, step), *shown.shown_range),
             key="mode",
+            of=of,
             note="The rung of the degradation ladder.",
             missing=None if len(shown.mode) else "No engine has reported its mode.",
         )

@@ -18,7 +18,7 @@ from dashboard.components import actions, follow, notices, tables
 from dashboard.components.charting import chart
 from dashboard.components.live import guarded, live
 from dashboard.theme import kind_look
-from dashboard.wording import age_text, bytes_text, count_text, moment_text, short_id
+from dashboard.wording import age_text, bytes_text, count_text, everywhere, moment_text, short_id
 
 CAUSE_COLUMNS = {
     "Share": st.column_config.NumberColumn("Share", format="percent"),
@@ -47,6 +47,7 @@ def _funnel() -> None:
     scope = data.scope(person.role, chosen)
     why = data.why_miss(person.role, scope, chosen.namespace, chosen.minutes)
     shown = data.charts(person.role, scope, chosen.namespace, chosen.minutes)
+    lost = (why.prompt_tokens, why.lcp_tokens, why.usable_tokens, tuple((row.cause, row.tokens) for row in why.rows))
     quiet = None if why.prompt_tokens else "No requests in this time range."
     left, right = st.columns([2, 3])
     with left:
@@ -54,6 +55,7 @@ def _funnel() -> None:
             "From asked for to usable",
             lambda: losses.funnel(why),
             key="funnel",
+            of=(person.role, lost),
             note=f"Of {why.requests:,} requests. Between the bars is what was lost, by the causes below.",
             missing=quiet,
         )
@@ -62,10 +64,10 @@ def _funnel() -> None:
             "From lcp to usable, by cause",
             lambda: window(
                 losses.losses_over_time(shown.losses, shown.requests, shown.marks, shown.step_minutes, found_only=True),
-                shown.since,
-                shown.as_of,
+                *shown.shown_range,
             ),
             key="gap_over_time",
+            of=(person.role, shown.of),
             note="Tokens the index found and no validation let through, as shares of prompt tokens.",
             missing=quiet or (None if why.lcp_tokens > why.usable_tokens else "All that was found was usable."),
         )
@@ -73,10 +75,10 @@ def _funnel() -> None:
         "Where all prompt tokens went",
         lambda: window(
             losses.losses_over_time(shown.losses, shown.requests, shown.marks, shown.step_minutes),
-            shown.since,
-            shown.as_of,
+            *shown.shown_range,
         ),
         key="losses_over_time",
+        of=(person.role, shown.of),
         note="Usable at the bottom; above it what was lost, by cause.",
         missing=quiet,
     )
@@ -152,25 +154,27 @@ def _validations() -> None:
     left, right = st.columns(2)
     with left:
         chart(
-            "How the five validations ended",
+            f"How the five validations ended{everywhere(chosen.namespace)}",
             lambda: memory.validation_verdicts(verdicts),
             key="verdicts",
+            of=(person.role, frames.version_of([verdicts])),
             note="Repairable means that the plan has a step that makes it pass. Not applicable is never a pass.",
             missing=None if len(verdicts) else "No validation in this time range.",
         )
     with right:
         shown = data.charts(person.role, scope, chosen.namespace, chosen.minutes)
         chart(
-            "Not passed, by reason",
-            lambda: window(losses.not_passed_over_time(seen.slots, shown.marks), shown.since, shown.as_of),
+            f"Not passed, by reason{everywhere(chosen.namespace)}",
+            lambda: window(losses.not_passed_over_time(seen.slots, shown.marks), *shown.shown_range),
             key="not_passed",
+            of=(person.role, shown.of, frames.version_of([seen.slots])),
             note="Validations that failed or needed a repair.",
             missing=None if len(seen.slots) else "No validation failed or needed a repair.",
         )
     bad = verdicts[verdicts["verdict"].isin(["fail", "repairable"])]
     if len(bad):
         st.dataframe(_reason_rows(bad), hide_index=True, key="reasons_table", column_config=REASON_COLUMNS)
-    st.markdown("**Last failed validations**")
+    st.markdown(f"**Last failed validations{everywhere(chosen.namespace)}**")
     if failures:
         st.dataframe(
             _failure_rows(failures), hide_index=True, key="failures_table", column_config=tables.trace_column()

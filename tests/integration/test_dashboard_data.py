@@ -60,7 +60,7 @@ def test_frames_of_a_range_hold_its_minutes_and_its_namespace_only(seeded):
 
 
 def test_the_numbers_of_charts_and_overview_agree(seeded):
-    shown, seen = data.charts("viewer", None, None, 60), data.overview("viewer", None, 60)
+    shown, seen = data.charts("viewer", None, None, 60), data.overview("viewer", None, None, 60)
     assert shown.requests["usable_tokens"].sum() == seen.usable_tokens
     assert recovery.failure_rate(shown.recoveries) == pytest.approx(seen.recovery_failures.ratio)
     assert shown.losses["tokens"].sum() == seen.prompt_tokens - seen.usable_tokens
@@ -70,20 +70,41 @@ def test_the_numbers_of_charts_and_overview_agree(seeded):
     assert found["tokens"].sum() >= seen.lcp_tokens - seen.usable_tokens > 0
 
 
+def test_the_numbers_of_a_namespace_are_its_own_and_those_that_are_not_say_so(seeded):
+    whole = data.overview("viewer", None, None, 60)
+    parts = [data.overview("viewer", None, name, 60) for name in data.namespaces("viewer")]
+    assert len(parts) > 1
+    for name in ("requests", "prompt_tokens", "usable_tokens"):
+        assert sum(getattr(part, name) for part in parts) == getattr(whole, name) > 0
+    held = [sum(part.holdings.bytes_by_tier.values()) for part in parts]
+    assert 0 < max(held) < sum(whole.holdings.bytes_by_tier.values())
+    assert not whole.of_all_namespaces
+    assert all("recovery_failures" in part.of_all_namespaces for part in parts)
+    assert {part.recovery_failures for part in parts} == {whole.recovery_failures}
+
+
+def test_charts_of_unchanged_data_have_one_version_and_changed_data_another(seeded):
+    first = data.charts("viewer", LIVE, None, 60)
+    data.charts.clear()
+    again, other = data.charts("viewer", LIVE, None, 60), data.charts("viewer", LIVE, "tenant-a", 60)
+    assert first.as_of < again.as_of
+    assert first.version == again.version != other.version
+
+
 @pytest.mark.parametrize(("minutes", "step"), [(15, 1), (60, 1), (360, 5), (1440, 15)])
 def test_a_long_range_has_wider_slots_and_the_same_sums(seeded, minutes, step):
     shown = data.charts("viewer", None, None, minutes)
     assert shown.step_minutes == step
     assert {at.minute % step for at in shown.requests["minute"]} == {0}
-    assert shown.requests["requests"].sum() == data.overview("viewer", None, minutes).requests
+    assert shown.requests["requests"].sum() == data.overview("viewer", None, None, minutes).requests
 
 
 def test_a_group_is_read_as_its_engines(seeded):
     chat = data.scope("viewer", Filters(group="chat"))
     assert chat == (LIVE, STALE)
     assert [engine.view.id for engine in data.engines_in("viewer", Filters(group="batch"))] == [GONE]
-    assert data.overview("viewer", chat, 60).requests == data.overview("viewer", LIVE, 60).requests > 0
-    assert data.overview("viewer", (GONE,), 60).requests == 0
+    assert data.overview("viewer", chat, None, 60).requests == data.overview("viewer", LIVE, None, 60).requests > 0
+    assert data.overview("viewer", (GONE,), None, 60).requests == 0
 
 
 def test_what_needs_attention_is_what_the_doctor_finds(seeded):
