@@ -80,14 +80,6 @@ def engines(role: str) -> list[EngineNow]:
     return found
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=4)
-def clock_skews(role: str) -> dict[str, float]:
-    """Engine -> its clock less ours in seconds, by the newest metric and the newest heartbeat."""
-    del role
-    with store().read() as session:
-        return queries_charts.clock_skews(session)
-
-
 @st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
 def gaps(role: str, engine: Engines) -> list[queries.GapView]:
     """Open holes in the history, newest first."""
@@ -411,7 +403,6 @@ def clear() -> None:
         why_miss,
         _findings,
         prefix_families,
-        clock_skews,
         gaps,
         prefixes,
         prefix,

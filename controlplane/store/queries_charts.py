@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from controlplane.clock import floor_minute
 from controlplane.store.columns import UtcMicros
-from controlplane.store.models import Engine, LossRollup, MetricRollup, MetricSeries, RequestRollup, ValidationRollup
+from controlplane.store.models import LossRollup, MetricRollup, RequestRollup, ValidationRollup
 from controlplane.store.query_types import Engines, TimeRange, minutes_in, of_engine
 from controlplane.store.series_key import series_attributes
 
@@ -222,14 +222,6 @@ def usable_by_engine(session: Session, window: TimeRange) -> dict[str, tuple[int
         .group_by(table.engine_id)
     )
     return {row[0]: (int(row[1]), int(row[2]), int(row[3])) for row in session.execute(query)}
-
-
-def clock_skews(session: Session) -> dict[str, float]:
-    """Engine -> its clock less ours in seconds: metrics carry the engine's clock, heartbeats ours."""
-    said = select(MetricSeries.engine_id, func.max(MetricSeries.at).label("at")).group_by(MetricSeries.engine_id)
-    newest = said.subquery()
-    query = select(Engine.id, newest.c.at, Engine.last_seen_at).join(newest, newest.c.engine_id == Engine.id)
-    return {engine_id: (at - seen_at).total_seconds() for engine_id, at, seen_at in session.execute(query)}
 
 
 def namespaces_asked(session: Session, window: TimeRange, engines: Engines = None) -> list[str]:

@@ -136,9 +136,8 @@ def _table(text: str) -> None:
     if not engines:
         notices.empty("No engine matches", "Loosen the search, the engine or the group.")
         return
-    skews = data.clock_skews(person.role)
     frame = fleet_table.rows(engines, utc_now())
-    frame.insert(4, "Skew", [_skew_text(skews.get(engine.view.id)) for engine in engines])
+    frame.insert(4, "Skew", [_skew_text(engine.view.clock_ahead_seconds) for engine in engines])
     st.dataframe(
         frame,
         hide_index=True,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import random
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import func, select, text
 from test_dashboard_seed_series import DAMAGED_REASON, GONE, LIVE, STALE, metrics, prefix_id, requests, validations
 
 from controlplane.auth import Role, issue_token
+from controlplane.steering.policies.kinds import read_rule
 from controlplane.store import models as m
 from controlplane.store.migrate import upgrade
 from controlplane.store.session import Store
@@ -18,7 +20,7 @@ from controlplane.store.session import Store
 MIB, GIB = 1 << 20, 1 << 30
 
 
-def seed(url: str, now: dt.datetime, *, rows: bool = True, all_stale: bool = False) -> dict[str, str]:
+def seed(url: str, now: dt.datetime, *, rows: bool = True) -> dict[str, str]:
     """Build the schema and fill it. Returns one token a role; `rows=False` leaves everything but tokens empty."""
     upgrade(url)
     store = Store(url)
@@ -32,7 +34,7 @@ def seed(url: str, now: dt.datetime, *, rows: bool = True, all_stale: bool = Fal
                 session, "local operator", Role.ADMIN, ttl=dt.timedelta(hours=1), one_time=True
             )
             if rows:
-                _engines(session, now, all_stale)
+                _engines(session, now)
                 session.flush()
                 for part in (_prefixes, requests, metrics, validations, _steering, _policies, _alerts):
                     part(session, now)
@@ -138,10 +140,10 @@ def _observed(mode: str, error: str | None = None) -> dict[str, Any]:
     }
 
 
-def _engines(session: Any, now: dt.datetime, all_stale: bool) -> None:
+def _engines(session: Any, now: dt.datetime) -> None:
     refused = "cap_gpu_bytes 8.0 GiB is below the 9.6 GiB that are pinned or leased"
     rows = (
-        (LIVE, 20.0 if all_stale else 0.0, 3, _observed("normal"), 1.0),
+        (LIVE, 0.0, 3, _observed("normal"), 1.0),
         (STALE, 20.0, 2, _observed("no_disk", refused), 0.4),
         (GONE, 120.0, 2, _observed("normal"), 0.1),
     )
@@ -160,6 +162,7 @@ def _engines(session: Any, now: dt.datetime, all_stale: bool) -> None:
                 observed_revision=revision,
                 observed=observed,
                 stats=_stats(scale),
+                clock_ahead_seconds=0.012,
             )
         )
 
@@ -330,15 +333,15 @@ def _steering(session: Any, now: dt.datetime) -> None:
 
 def _policies(session: Any, now: dt.datetime) -> None:
     for name, kind, every, paused, parameters in (
-        ("degrade", "degrade", 30, False, {"failure_rate_up": 0.2, "failure_rate_down": 0.05, "min_samples": 20}),
-        ("warm-top", "warmup", 900, False, {"top": 50, "max_bytes": 4 * GIB}),
-        ("offload-idle", "offload_idle", 120, True, {"idle_s": 900}),
+        ("degrade", "degrade", 30, False, {"minimum_samples": 20}),
+        ("warm-top", "warmup", 900, False, {"most_prefixes": 50, "max_bytes": 4 * GIB}),
+        ("offload-idle", "offload_idle", 120, True, {"idle_seconds": 900}),
     ):
         session.add(
             m.Policy(
                 name=name,
                 kind=kind,
-                parameters=parameters,
+                parameters=asdict(read_rule(kind, parameters)),
                 every_seconds=every,
                 paused=paused,
                 memory={},
