@@ -29,11 +29,11 @@ from controlplane.store.queries_families import Families, families
 from controlplane.store.query_types import Engines
 from controlplane.store.session import Store
 from dashboard import control, frames
+from dashboard.caching import TTL_SECONDS, RangeCache
 from dashboard.control import settings
 from dashboard.readings import Charts, ControlPlaneHealth, EngineNow, Validations, slot_minutes
 from dashboard.session import Filters
 
-TTL_SECONDS = 3
 FINDINGS_TTL_SECONDS = 15  # the doctor reads a good deal of every engine
 FINDINGS_MINUTES = 60  # and looks at the last hour whatever range is drawn: what it finds is about now
 IDLE_MINUTES = 3  # a live engine without a request for this long is idle
@@ -119,12 +119,10 @@ def predictions(role: str, engine: str) -> list[live.PredictionView]:
         return live.outcomes(session, engine, limit=20)
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=32, refresh_mode="background")
+@RangeCache
 def charts(role: str, engine: Engines, namespace: str | None, minutes: int) -> Charts:
     """Everything the time charts draw. Metrics have no namespace: only requests and losses are cut down to one.
-
-    Background: whoever looks every few seconds never waits for a long range; `as_of` says when it was read.
-    """
+    `as_of` says when it was read."""
     del role
     now, step = utc_now(), slot_minutes(minutes)
     window = queries.TimeRange.last(minutes, now)
@@ -156,7 +154,7 @@ def charts(role: str, engine: Engines, namespace: str | None, minutes: int) -> C
     )
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=32, refresh_mode="background")
+@RangeCache
 def overview(role: str, engine: Engines, namespace: str | None, minutes: int) -> queries.Overview:
     """The range in numbers."""
     del role
@@ -164,7 +162,7 @@ def overview(role: str, engine: Engines, namespace: str | None, minutes: int) ->
         return queries.overview(session, queries.TimeRange.last(minutes, utc_now()), engine, namespace)
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=32, refresh_mode="background")
+@RangeCache
 def why_miss(role: str, engine: Engines, namespace: str | None, minutes: int) -> whymiss.WhyMiss:
     """Where the tokens of prompts went, by cause."""
     del role
@@ -251,7 +249,7 @@ def damaged(role: str, engine: Engines) -> list[queries.DamagedView]:
         return queries.list_damaged(session, engine, limit=200)
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=32)
+@RangeCache
 def validations(role: str, engine: Engines, minutes: int) -> Validations:
     """How the validations of a range ended, when they did not pass, and the newest that failed."""
     del role
