@@ -189,9 +189,12 @@ def paused() -> bool:
     return bool(st.session_state.get(_PAUSED, False))
 
 
-def toggle_paused() -> None:
-    """Pause live refresh, or let it run again."""
-    st.session_state[_PAUSED] = not paused()
+def set_paused(wanted: bool) -> None:
+    """Pause live refresh, or let it run again.
+
+    Not a toggle: Streamlit tells of one press with the press and once more with each part that refreshes just then.
+    """
+    st.session_state[_PAUSED] = wanted
 
 
 def refresh_seconds() -> float | None:

@@ -90,7 +90,7 @@ def _fields(scope: str, revision: int, document: Mapping[str, Any]) -> dict[str,
         rules = st.columns(4)
         texts["admission_rule"] = _typed(rules[0], key, "admission_rule", document)
         eviction = _chosen(rules[1], key, "eviction", EVICTIONS, document)
-        mode = _chosen(rules[2], key, "mode", (*MODES, "drain"), document, MODE_TEXT)
+        mode = _chosen(rules[2], key, "mode", MODES, document, MODE_TEXT)
         hold = rules[3].selectbox("Hold a degraded mode for", list(HOLDS), index=1, key=f"{key}_hold")
         rows = _namespaces(key, document)
         st.caption("Empty: the engine's own default. Sizes as in 12 GiB.")

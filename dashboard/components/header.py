@@ -70,8 +70,10 @@ def _filters() -> None:
         paused = session.paused()
         st.button(
             "Resume" if paused else "Pause",
+            key="kv_pause",  # one button under two labels: as two, both hear the key until the page is drawn again
             icon=":material/play_arrow:" if paused else ":material/pause:",
-            on_click=session.toggle_paused,
+            on_click=session.set_paused,
+            args=(not paused,),
             shortcut="p",
             help="Paused: numbers stand still." if paused else f"Refreshes every {session.REFRESH_SECONDS:.0f} s.",
         )

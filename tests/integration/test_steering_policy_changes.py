@@ -276,6 +276,17 @@ def test_parameters_that_somebody_broke_in_the_table_are_recorded(deck: Deck, gr
         assert said in run["error"]
 
 
+def test_a_policy_whose_parameters_cannot_be_read_is_paused_but_not_tuned(deck: Deck) -> None:
+    broken = {"max_bytes": "all"}
+    with deck.store.write() as session:
+        session.get(Policy, "scrub").parameters = broken
+    with deck.store.write() as session:
+        policy = registry.change(session, deed(), "scrub", {"paused": True})
+        assert (policy.paused, policy.parameters) == (True, broken)
+    with deck.store.write() as session, pytest.raises(BadRequest, match="max_bytes"):
+        registry.change(session, deed(), "scrub", {"parameters": {"every": 1}})
+
+
 def test_of_two_degrade_policies_the_nearer_one_steers(deck: Deck, ground: Ground) -> None:
     with deck.client() as client:
         client.add_policy("degrade-one", "degrade", scope={"engine": ENGINE}, every_seconds=10, reason="careful")

@@ -124,15 +124,16 @@ def change(session: Session, deed: Deed, name: str, changes: Mapping[str, Any]) 
     deed.must_be(Role.OPERATOR)
     policy = find(session, name, lock=True)
     before = _tunables(policy)
-    merged = {**policy.parameters, **(changes.get("parameters") or {})}
-    rule = read_rule(policy.kind, {key: value for key, value in merged.items() if value is not None})
+    if tuned := changes.get("parameters"):  # else they stand: also what this release cannot read can be paused
+        merged = {**policy.parameters, **tuned}
+        rule = read_rule(policy.kind, {key: value for key, value in merged.items() if value is not None})
+        policy.parameters = asdict(rule)
     if "scope" in changes:
         if policy.kind in OF_THE_STORE and changes["scope"]:
             raise BadRequest("scope_invalid", f"{policy.kind} has no scope: there is one store.", "Leave it out.")
         has_namespace = policy.kind in CHOOSE_PREFIXES
         policy.scope = read_scope(changes["scope"] or {}, has_namespace=has_namespace, what=policy.kind).as_json()
     when = check_when(_wished_when(policy, changes), deed.now)
-    policy.parameters = asdict(rule)
     policy.every_seconds, policy.cron, policy.time_zone = when.every_seconds, when.cron, when.time_zone
     if "paused" in changes or "paused_until" in changes:
         policy.paused_until = _pause_end(changes, deed.now)
