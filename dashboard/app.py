@@ -47,5 +47,6 @@ def main() -> None:
         return
     session.remember("pages", pages)
     current = st.navigation(list(pages.values()))
+    signin.go_on(pages)
     header.draw(someone)
     current.run()

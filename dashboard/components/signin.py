@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from urllib.parse import parse_qsl, urlsplit
+
 import streamlit as st
+from streamlit.navigation.page import StreamlitPage
 
 from controlplane.errors import ControlPlaneError
 from dashboard import control, oidc, session
@@ -36,6 +40,18 @@ def take_id_token() -> None:
         session.sign_in(control.exchange(token))
     except ControlPlaneError as error:
         session.leave_notice(f"{error.message} {error.hint}")
+
+
+def go_on(pages: Mapping[str, StreamlitPage]) -> None:
+    """Lead to the page that was asked for before the identity provider's, with its filters; once."""
+    wanted = session.recall("wanted")
+    if not isinstance(wanted, str):
+        return
+    session.forget("wanted")
+    parts = urlsplit(wanted)
+    page = pages.get(parts.path.rstrip("/").rsplit("/", 1)[-1])
+    if page is not None:
+        st.switch_page(page, query_params=dict(parse_qsl(parts.query)))
 
 
 def page() -> None:

@@ -3,7 +3,8 @@
 Streamlit forgets its session with every reload, and a one-time link is spent by then. So each tab keeps the session
 token in its sessionStorage, for this address only, gone when the tab is closed. A new tab has none: it asks the others
 of the same address over a BroadcastChannel, and is told of a sign-out in the same way. A cookie would also go to every
-other port of the host; localStorage would outlive the browser.
+other port of the host; localStorage would outlive the browser. A tab also keeps where it wanted to go while somebody
+signs in at the identity provider, which sends everybody back to the first page.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dashboard import control, session
 
 _JS = """
 export default function ({ data, setStateValue }) {
-  const key = "kvdeck.session";
+  const key = "kvdeck.session", wantedKey = "kvdeck.wanted";
   const reload = () => window.location.reload(); // late: the other tab may be dropping a provider's cookie
   if (!window.kvdeckTabs) {
     window.kvdeckTabs = { channel: new BroadcastChannel(key), heard: () => {} };
@@ -36,7 +37,16 @@ export default function ({ data, setStateValue }) {
     if (kept) { tabs.channel.postMessage({ forget: kept }); }
     return;
   }
-  if (data.token) { sessionStorage.setItem(key, data.token); return; }
+  if (data.token) {
+    sessionStorage.setItem(key, data.token);
+    const wanted = sessionStorage.getItem(wantedKey);
+    sessionStorage.removeItem(wantedKey);
+    if (data.byProvider && wanted) { setStateValue("wanted", wanted); }
+    return;
+  }
+  const query = new URLSearchParams(window.location.search);
+  query.delete("token"); // a one-time link is nobody's destination
+  sessionStorage.setItem(wantedKey, window.location.pathname + "?" + query);
   tabs.heard = (token) => setStateValue("token", token);
   const kept = sessionStorage.getItem(key);
   if (kept) { tabs.heard(kept); } else { tabs.channel.postMessage({ ask: true }); }
@@ -51,11 +61,19 @@ def remember_or_restore() -> None:
     mount = st.components.v2.component("kvdeck_tab", js=_JS, html="<span></span>")
     said: Any = mount(
         key="kv_tab",
-        data={"token": person.token if person else None, "forget": forget},
-        default={"token": None},
+        data={
+            "token": person.token if person else None,
+            "forget": forget,
+            "byProvider": session.recall("id_token_tried") is not None,
+        },
+        default={"token": None, "wanted": None},
         on_token_change=lambda: None,
+        on_wanted_change=lambda: None,
         height=1,
     )
+    if person is not None and said.wanted and session.recall("wanted_tried") != said.wanted:
+        session.remember("wanted_tried", said.wanted)
+        session.remember("wanted", str(said.wanted))
     token = said.token
     if person is not None or forget or not token or session.recall("tab_tried") == token:
         return

@@ -54,11 +54,11 @@ def visit(browser, deck) -> Iterator[Visit]:
     made.leave()
 
 
-def _sign_in(visit: Visit, person: str) -> None:
+def _sign_in(visit: Visit, person: str, at: str = "") -> None:
     # The provider's page wants a style sheet of another host and an icon it lacks: neither is ours.
     visit.context.route(lambda url: urlsplit(url).hostname != "127.0.0.1", lambda route: route.fulfill(body=""))
     visit.context.route("**/favicon.ico", lambda route: route.fulfill(body=""))
-    visit.page.goto(visit.deck.address)
+    visit.page.goto(f"{visit.deck.address}{at}")
     visit.page.get_by_role("button", name="Sign in with 127.0.0.1").click()
     assert visit.strangers == set()
     visit.page.get_by_role("button", name=person).click()
@@ -75,6 +75,14 @@ def test_the_provider_vouches_and_the_claim_gives_the_role(visit):
     with visit.deck.store.read() as session:
         row = session.scalars(select(m.Audit).where(m.Audit.actor == "ann@example.org")).first()
     assert (row.role, row.action) == ("operator", "open_session")
+
+
+def test_a_link_to_a_page_leads_there_through_the_provider_with_its_filters(visit):
+    _sign_in(visit, "vic", at="/prefixes?ns=tenant-b&range=6h")
+    visit.see("Signed in as vic@example.org (viewer)")
+    visit.page.wait_for_url("**/prefixes?*ns=tenant-b*")
+    assert "range=6h" in visit.page.url
+    expect(visit.page.get_by_role("heading", name="Prefixes").first).to_be_visible()
 
 
 def test_a_viewer_by_claim_sees_no_buttons_and_signing_out_is_not_undone_by_the_cookie(visit):
