@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Dialect, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, TimeoutError
 from sqlalchemy.orm import Session
@@ -115,7 +115,7 @@ def open_engine(url: str, *, foreign_keys: bool = True, pooled: bool = True) -> 
     """
     parsed = normalise_url(url)
     if parsed.get_backend_name() != "sqlite":
-        return create_engine(
+        engine = create_engine(
             parsed,
             **({"pool_pre_ping": True, "pool_size": CONNECTIONS} if pooled else {"poolclass": NullPool}),
             connect_args={
@@ -124,9 +124,25 @@ def open_engine(url: str, *, foreign_keys: bool = True, pooled: bool = True) -> 
                 **_NOTICE_LOST_SERVERS,
             },
         )
+        event.listen(engine, "do_connect", _connect_to_postgres)
+        return engine
     engine = create_engine(parsed, pool_size=CONNECTIONS, connect_args={"check_same_thread": False})
     _tune_sqlite(engine, foreign_keys)
     return engine
+
+
+def _connect_to_postgres(dialect: Dialect, _record: object, arguments: Any, named: Any) -> Any:
+    """Before SQLAlchemy asks anything: a database that keeps bytes and no text would answer it with those."""
+    connection: Any = dialect.connect(*arguments, **named)
+    encoding, name = connection.info.parameter_status("server_encoding"), connection.info.dbname
+    if encoding == "UTF8":
+        return connection
+    connection.close()
+    raise SchemaMismatch(
+        "database_encoding",
+        f"The database {name} is encoded in {encoding}, which cannot hold every text.",
+        "Make another: CREATE DATABASE kvdeck TEMPLATE template0 ENCODING 'UTF8'; point KVDECK_DATABASE_URL to it.",
+    )
 
 
 def normalise_url(url: str) -> URL:

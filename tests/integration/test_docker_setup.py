@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from controlplane.auth import Role, authenticate
 from controlplane.cli.main import app
-from controlplane.errors import SettingsError
+from controlplane.errors import SchemaMismatch, SettingsError
 from controlplane.settings import Settings, read_secret
 
 
@@ -49,6 +49,19 @@ def test_the_deck_is_migrated_and_its_token_made_once(databases, tmp_path: Path)
         with store.read() as session:
             assert authenticate(session, token.read_text().strip()).role is Role.ENGINE
         store.dispose()
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_a_database_that_cannot_hold_every_text_is_refused(postgres_server, tmp_path: Path, encoding: str) -> None:
+    name = f"kvdeck_{encoding.lower()}"
+    postgres_server.do(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'")
+    done = run("deck", "--engine-token-file", str(tmp_path / "token"), KVDECK_DATABASE_URL=postgres_server.url(name))
+    postgres_server.drop(name)
+    assert isinstance(done.exception, SchemaMismatch)
+    assert done.exception.code == "database_encoding"
+    assert encoding in done.exception.message
+    assert "ENCODING 'UTF8'" in done.exception.hint
+    assert not (tmp_path / "token").exists()
 
 
 def test_a_token_of_another_database_is_replaced(databases, tmp_path: Path) -> None:
