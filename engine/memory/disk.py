@@ -25,10 +25,11 @@ import torch
 from engine.clock import Clock, SystemClock
 from engine.errors import CorruptObject, FolderLocked, TierUnavailable
 from engine.memory import diskfile
-from engine.memory.checksum import Hasher, PageSums, Rows, batches
+from engine.memory.checksum import PageSums, Rows
 from engine.memory.device import Device, SystemDevice
-from engine.memory.diskfile import ObjectHeader, ParsedHeader, StoredObject
+from engine.memory.diskfile import Identity, ObjectHeader, ParsedHeader, StoredObject
 from engine.memory.lane import Overdue
+from engine.memory.movers import Movers, Piece
 from engine.memory.quarantine import QUARANTINE_SHARE, Quarantine
 from engine.memory.transfer import Transfer
 
@@ -204,7 +205,7 @@ class DiskTier:
             raw = np.empty(self._device.size(fd), dtype=np.uint8)
             self._fill(fd, raw.data, 0, file.name)
         stored = diskfile.decode(raw, file.name)
-        _check_identity(file, stored.header)
+        _check_identity(file, stored.header, stored.digest)
         return stored
 
     def read_into(
@@ -212,7 +213,7 @@ class DiskTier:
         file: DiskFile,
         first: int,
         targets: Sequence[Rows],
-        hasher: Hasher,
+        movers: Movers,
         accept: Callable[[ObjectHeader], None],
     ) -> PageSums:
         """Read pages from `first` on into `targets`, one after the other, and compare header, tokens and the checksum
@@ -229,7 +230,12 @@ class DiskTier:
                 raise CorruptObject(
                     f"{file.name}: it holds {head.header.n_pages} pages of {size:,} bytes, not those asked"
                 )
-            found = hasher.sums_of(self._read_pages(fd, targets, head.pages_offset + first * size, file.name))
+            start = head.pages_offset + first * size
+
+            def move(piece: Piece, offset: int) -> None:
+                self._fill(fd, piece.data, start + offset, file.name)
+
+            found = movers.move(targets, move)
         sums = head.sums[first:last]
         diskfile.prove(found, sums, file.name)
         return sums
@@ -240,15 +246,8 @@ class DiskTier:
         raw[: len(header)] = header
         self._fill(fd, raw.data[len(header) :], len(header), file.name)
         head = diskfile.decode_head(raw, parsed, file.name)
-        _check_identity(file, head.header)
+        _check_identity(file, head.header, head.digest)
         return head
-
-    def _read_pages(self, fd: int, targets: Sequence[Rows], offset: int, name: str) -> Iterator[Rows]:
-        for target in targets:
-            for rows in batches(target):
-                self._fill(fd, rows.reshape(-1).data, offset, name)
-                offset += rows.nbytes
-                yield rows
 
     @contextmanager
     def _opened(self, file: DiskFile) -> Iterator[int]:
@@ -281,7 +280,7 @@ class DiskTier:
         self._fill(fd, head.data[len(length) :], len(length), name)
         return diskfile.parse_header(head.data, size, name), head
 
-    def _read_identity(self, name: str, size: int) -> tuple[ObjectHeader, npt.NDArray[np.int32]]:
+    def _read_identity(self, name: str, size: int) -> Identity:
         fd = self._device.open(self._objects / name, os.O_RDONLY)
         try:
             (metadata, entries, start), _ = self._read_header(fd, size, name)
@@ -353,7 +352,7 @@ class DiskTier:
                 self._delete(self._objects / name)
                 continue
             try:
-                header, tokens = self._at_start(name, partial(self._identity, name, size))
+                found = self._at_start(name, partial(self._identity, name, size))
             except FileNotFoundError:  # gone since the folder was read
                 continue
             except CorruptObject as error:
@@ -361,17 +360,16 @@ class DiskTier:
                 self._at_start(name, aside)
                 yield error
                 continue
-            file = DiskFile(
-                name=name, file_bytes=size, n_pages=header.n_pages, live_pages=0, header_digest=header.digest
-            )
+            n_pages = found.header.n_pages
+            file = DiskFile(name=name, file_bytes=size, n_pages=n_pages, live_pages=0, header_digest=found.digest)
             self.used_bytes += size
             self.record(file)
-            yield AdoptedFile(file=file, header=header, tokens=tokens)
+            yield AdoptedFile(file=file, header=found.header, tokens=found.tokens)
 
-    def _identity(self, name: str, size: int) -> tuple[ObjectHeader, npt.NDArray[np.int32]]:
-        header, tokens = self._read_identity(name, size)
-        _check_name(name, header)
-        return header, tokens
+    def _identity(self, name: str, size: int) -> Identity:
+        found = self._read_identity(name, size)
+        _check_name(name, found.header)
+        return found
 
     def _at_start(self, what: str, work: Callable[[], T]) -> T:
         try:
@@ -414,9 +412,9 @@ def _stem(header: ObjectHeader) -> str:
     return f"{header.prefix_id}-{header.kind}-{header.boundary}-{header.written_ns:x}-"
 
 
-def _check_identity(file: DiskFile, header: ObjectHeader) -> None:
+def _check_identity(file: DiskFile, header: ObjectHeader, digest: int) -> None:
     _check_name(file.name, header)
-    if file.header_digest not in (None, header.digest):
+    if file.header_digest not in (None, digest):
         raise CorruptObject(f"{file.name}: it is whole, and is not the object that was written under its name")
 
 

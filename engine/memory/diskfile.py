@@ -44,16 +44,31 @@ class ObjectHeader:
     odd_pages: tuple[int, ...] = ()  # of its prefix (NewState.odd_pages)
 
     @property
+    def text(self) -> str:
+        """As a file has it."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @property
     def digest(self) -> int:
         """64 bits over all of it: a whole file under the right name may yet be another one."""
-        return xxhash.xxh3_64_intdigest(json.dumps(asdict(self), sort_keys=True).encode())
+        return digest_of(self.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObject:
     header: ObjectHeader
+    digest: int  # of the header
     pages: torch.Tensor  # uint8 [n, slot_bytes], on the host
     sums: PageSums
+    tokens: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a file says it is, and of which tokens."""
+
+    header: ObjectHeader
+    digest: int  # of the header
     tokens: npt.NDArray[np.int32]
 
 
@@ -62,6 +77,7 @@ class Head:
     """A file without its pages, which are [n_pages, page_bytes] from `pages_offset` on."""
 
     header: ObjectHeader
+    digest: int  # of the header
     tokens: npt.NDArray[np.int32]
     sums: PageSums
     page_bytes: int
@@ -82,7 +98,7 @@ def encode(
         "pages": pages.contiguous().numpy(),
     }
     names = {"tokens": "I32", "page_sums": "U64", "pages": "U8"}
-    metadata = {"format": FORMAT, "object": json.dumps(asdict(header), sort_keys=True)}
+    metadata = {"format": FORMAT, "object": header.text}
     entries: dict[str, Any] = {}
     offset = 0
     for name, array in body.items():
@@ -109,7 +125,7 @@ def decode(raw: npt.NDArray[np.uint8], name: str) -> StoredObject:
     pages = torch.from_numpy(raw[head.pages_offset :][: head.header.n_pages * head.page_bytes])
     pages = pages.view(head.header.n_pages, head.page_bytes)
     prove(page_sums(pages), head.sums, name)
-    return StoredObject(header=head.header, pages=pages, sums=head.sums, tokens=head.tokens)
+    return StoredObject(header=head.header, digest=head.digest, pages=pages, sums=head.sums, tokens=head.tokens)
 
 
 def decode_head(raw: npt.NDArray[np.uint8], parsed: ParsedHeader, name: str) -> Head:
@@ -127,7 +143,7 @@ def decode_head(raw: npt.NDArray[np.uint8], parsed: ParsedHeader, name: str) -> 
     if not n_pages == len(sums) == header.n_pages:
         raise CorruptObject(f"{name}: it holds {n_pages} pages, its header says {header.n_pages}")
     return Head(
-        header=header, tokens=tokens, sums=sums, page_bytes=page_bytes,
+        header=header, digest=digest_of(metadata["object"]), tokens=tokens, sums=sums, page_bytes=page_bytes,
         pages_offset=start + entries["pages"]["data_offsets"][0],
     )  # fmt: skip
 
@@ -138,6 +154,11 @@ def head_bytes(parsed: ParsedHeader) -> int:
     return start + max(int(entries[name]["data_offsets"][1]) for name in ("tokens", "page_sums"))
 
 
+def digest_of(text: str) -> int:
+    """Of a header as a file has it."""
+    return xxhash.xxh3_64_intdigest(text.encode())
+
+
 def prove(found: PageSums, sums: PageSums, name: str) -> None:
     """Raises `CorruptObject` naming the first page whose checksum is another one."""
     bad = np.flatnonzero(found != sums)
@@ -145,13 +166,12 @@ def prove(found: PageSums, sums: PageSums, name: str) -> None:
         raise CorruptObject(f"{name}: page {int(bad[0])} of {len(sums)} does not match its checksum")
 
 
-def decode_identity(
-    metadata: Mapping[str, str], entries: Mapping[str, Any], data: bytes, name: str
-) -> tuple[ObjectHeader, npt.NDArray[np.int32]]:
+def decode_identity(metadata: Mapping[str, str], entries: Mapping[str, Any], data: bytes, name: str) -> Identity:
     """Header and tokens only, for adoption at start: the pages are proven when they are restored."""
     if tensor_sum(data) != metadata["sum.tokens"]:
         raise CorruptObject(f"{name}: the checksum of its tensor 'tokens' does not match")
-    return _object_header(metadata, name), np.frombuffer(data, dtype=np.int32)
+    header, tokens = _object_header(metadata, name), np.frombuffer(data, dtype=np.int32)
+    return Identity(header=header, digest=digest_of(metadata["object"]), tokens=tokens)
 
 
 def parse_header(raw: memoryview | bytes, size: int, name: str) -> ParsedHeader:

@@ -20,7 +20,7 @@ import torch
 from engine.clock import Clock
 from engine.errors import CodecRefused, ConfigError, CorruptObject, OutOfMemory, TierUnavailable
 from engine.memory.arena import Arena, Slots
-from engine.memory.checksum import Hasher, PageSums, Rows, copied, page_sums
+from engine.memory.checksum import PageSums, Rows, page_sums
 from engine.memory.codec import CODECS, NATIVE, NATIVE_META, CodecMeta, PageCodec
 from engine.memory.disk import DiskFile, DiskTier
 from engine.memory.diskfile import ObjectHeader
@@ -29,6 +29,7 @@ from engine.memory.holding import Bound, DiskCopy, Holding, SlotCopy, Tier
 from engine.memory.landing import Landing
 from engine.memory.lane import Lane, Overdue
 from engine.memory.layout import empty_sections, join, torch_dtype, unpack_block, unpack_pages
+from engine.memory.movers import Movers, copy_from
 from engine.memory.paged import PagedView
 from engine.memory.state import LoadedState
 from engine.memory.transfer import NO_MEMORY, Breaker, CopyStream, Transfer
@@ -68,7 +69,7 @@ class Tiers:
         self.gpu = arena("gpu", gpu_bytes, slab_bytes, classes, device=device, materialise=materialise)
         self.host = arena("host", host_bytes, slab_bytes, classes, pin=cuda) if host_bytes else None
         self._lane = Lane(Tier.DISK)
-        self._hasher = Hasher()
+        self._movers = Movers()
         self.io = {tier: Transfer(str(tier), clock) for tier in (Tier.GPU, Tier.HOST)}
         self.io[Tier.DISK] = Transfer(str(Tier.DISK), clock, lane=self._lane, limit_s=io_limit_s)
         self.disk: DiskTier | None = None
@@ -213,7 +214,7 @@ class Tiers:
         if self.disk is not None:
             self.disk.close()
             self._lane.close(self.disk.let_go)
-        self._hasher.close()
+        self._movers.close()
 
     def put(self, copy: SlotCopy, data: torch.Tensor, sums: PageSums | None = None) -> None:
         """Fill freshly taken GPU slots; bytes first, then checksums: those they came with, or new ones.
@@ -267,7 +268,7 @@ class Tiers:
                 return sums
             # Hashed where they have arrived: that proves the source and the copy at once.
             sums = self.gpu.fill(
-                into.page_class, into.slots, lambda rows: self._hasher.sums_of(copied(data.numpy(), rows))
+                into.page_class, into.slots, lambda rows: self._movers.move(rows, copy_from(data.numpy()))
             )
             if source.sums is not None and not np.array_equal(sums, source.sums):
                 self._proven("host", data, source.sums)
@@ -298,7 +299,7 @@ class Tiers:
         disk, transfer, copy = self._disk(), self.io[Tier.DISK], into.copy
 
         def read(rows: Sequence[Rows]) -> PageSums:
-            work = partial(disk.read_into, source.file, source.first, rows, self._hasher, partial(_check_form, source))
+            work = partial(disk.read_into, source.file, source.first, rows, self._movers, partial(_check_form, source))
             return transfer.run(transfer.read, source.total_bytes, lambda: into.fill(work), deadline_ns)
 
         with _damage_noted(source):

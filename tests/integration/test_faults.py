@@ -16,9 +16,9 @@ from engine import CacheEngine, EngineConfig, preset
 from engine.clock import ManualClock
 from engine.errors import ConfigError, CorruptObject, FolderLocked, LeaseExpired, OutOfMemory, TierUnavailable
 from engine.integrations.synthetic import use_one_thread
-from engine.memory.checksum import copied
 from engine.memory.faults import POSSIBLE, At, Fault, Faults, What
 from engine.memory.lane import MOST_STUCK
+from engine.memory.movers import copy_from
 from engine.memory.quarantine import quarantined
 
 DISK = {"gpu_bytes": 1 << 20, "disk_bytes": 8 << 20}
@@ -137,13 +137,17 @@ def test_a_bit_that_flips_in_memory_is_found_and_never_served(faulty, tier):
 def test_bytes_that_change_on_their_way_from_the_host_are_not_mapped_and_the_host_keeps_its_own(faulty, monkeypatch):
     rig, tokens, _ = faulty(offload="host", host_bytes=1 << 20)
 
-    def changed(source, targets):
-        for rows in copied(source, targets):
-            rows[0, 0] ^= 1
-            yield rows
+    def changed(source):
+        move = copy_from(source)
+
+        def moved(piece, offset):
+            move(piece, offset)
+            piece[0] ^= 1
+
+        return moved
 
     with monkeypatch.context() as patch:
-        patch.setattr("engine.memory.tiers.copied", changed)
+        patch.setattr("engine.memory.tiers.copy_from", changed)
         assert rig.look(tokens).reason == "tier_unavailable"
     assert rig.states == {"PARTIAL_OFFLOAD": 1}
     assert rig.ledger.tiers.gpu.live_bytes == 0

@@ -11,13 +11,14 @@ import torch
 
 from engine.errors import CorruptObject, TierUnavailable
 from engine.memory.arena import Arena
-from engine.memory.checksum import BATCH_BYTES, Hasher, batches, copied, page_sums
+from engine.memory.checksum import page_sums
 from engine.memory.codec import NATIVE_META
 from engine.memory.device import SystemDevice
 from engine.memory.disk import DiskTier
 from engine.memory.diskfile import ObjectHeader
 from engine.memory.holding import SlotCopy
 from engine.memory.landing import Landing
+from engine.memory.movers import PIECE_BYTES, Movers, batches, copy_from
 
 PAGE_BYTES = 4096
 HEADER = ObjectHeader(
@@ -27,8 +28,8 @@ HEADER = ObjectHeader(
 
 
 @pytest.fixture
-def hasher():
-    made = Hasher()
+def movers():
+    made = Movers()
     yield made
     made.close()
 
@@ -55,15 +56,20 @@ def anything(_):
     """A header that is accepted whatever it says."""
 
 
-# -- checksums beside the copy ----------------------------------------------------------------------------------------
+# -- moved and hashed by two threads ----------------------------------------------------------------------------------
+
+SIZES = [16, 4096, PIECE_BYTES // 3, PIECE_BYTES, PIECE_BYTES + 16, 3 * PIECE_BYTES]
 
 
-@pytest.mark.parametrize("page_bytes", [16, 4096, BATCH_BYTES // 3, BATCH_BYTES, BATCH_BYTES + 16, 3 * BATCH_BYTES])
+@pytest.mark.parametrize("page_bytes", SIZES)
 @pytest.mark.parametrize("n", [0, 1, 2, 7])
-def test_pages_copied_in_batches_are_whole_and_have_the_checksums_they_had(hasher, n, page_bytes):
+@pytest.mark.parametrize("apart", [False, True])
+def test_pages_moved_in_pieces_are_whole_and_have_the_checksums_they_had(movers, n, page_bytes, apart):
     data = random_pages(n, page_bytes)
+    source = random_pages(2 * n, page_bytes).numpy()[::2] if apart else data.numpy()
+    source[:] = data.numpy()
     targets = [np.zeros((k, page_bytes), dtype=np.uint8) for k in (n // 2, n - n // 2)]
-    sums = hasher.sums_of(copied(data.numpy(), targets))
+    sums = movers.move(targets, copy_from(source))
     assert np.array_equal(np.concatenate(targets), data.numpy())
     assert sums.dtype == np.uint64
     assert np.array_equal(sums, page_sums(data))
@@ -73,41 +79,103 @@ def test_batches_are_small_views_of_whole_pages():
     rows = np.zeros((700, 4096), dtype=np.uint8)
     found = list(batches(rows))
     assert sum(map(len, found)) == 700
-    assert all(part.nbytes <= BATCH_BYTES and np.shares_memory(part, rows) for part in found)
+    assert all(part.nbytes <= PIECE_BYTES and np.shares_memory(part, rows) for part in found)
 
 
-def test_a_closed_hasher_still_answers_who_comes_late():
-    hasher, data = Hasher(), random_pages(5, BATCH_BYTES)
-    hasher.close()
-    assert np.array_equal(hasher.sums_of(iter(data.numpy()[:, None])), page_sums(data))
+def in_turns(move, *, stop=lambda thread: False):
+    """The caller's first piece waits until the helper has one, and the other way round, so that both have work."""
+    both, seen = threading.Barrier(2), set()
+
+    def moving(piece, offset):
+        me = threading.current_thread()
+        if me not in seen:
+            seen.add(me)
+            both.wait(30)
+        if stop(me):
+            raise OSError("the device failed")
+        move(piece, offset)
+
+    return moving
+
+
+def test_the_helper_takes_its_part(movers):
+    data = random_pages(9, PIECE_BYTES)
+    target = np.zeros((9, PIECE_BYTES), dtype=np.uint8)
+    sums = movers.move([target], in_turns(copy_from(data.numpy())))
+    assert np.array_equal(target, data.numpy())
+    assert np.array_equal(sums, page_sums(data))
+
+
+@pytest.mark.parametrize("who", ["the caller", "the helper"])
+def test_what_either_thread_raises_is_raised_once_nobody_writes_any_more(movers, who):
+    data = random_pages(9, PIECE_BYTES)
+    target = np.zeros((9, PIECE_BYTES), dtype=np.uint8)
+    me = threading.current_thread()
+    with pytest.raises(OSError, match="the device failed"):
+        movers.move(
+            [target], in_turns(copy_from(data.numpy()), stop=lambda thread: (thread is me) == (who == "the caller"))
+        )
+    assert movers._free.acquire(timeout=30)  # it is free again
+    movers._free.release()
+    assert np.array_equal(movers.move([target], copy_from(data.numpy())), page_sums(data))
+
+
+def test_while_the_helper_is_kept_by_a_device_others_work_alone(movers):
+    data = random_pages(9, PIECE_BYTES)
+    kept, back = threading.Event(), threading.Event()
+
+    def keep(piece, offset):
+        if threading.current_thread().name == "kvdeck-mover":
+            kept.set()
+            assert back.wait(30)
+        else:
+            assert kept.wait(30)
+
+    stuck = threading.Thread(target=lambda: movers.move([np.zeros((2, PIECE_BYTES), dtype=np.uint8)], keep))
+    stuck.start()
+    assert kept.wait(30)
+    target = np.zeros((9, PIECE_BYTES), dtype=np.uint8)
+    assert np.array_equal(movers.move([target], copy_from(data.numpy())), page_sums(data))
+    movers.close()  # does not wait for it
+    back.set()
+    stuck.join(30)
+    assert not stuck.is_alive()
+
+
+def test_who_comes_after_the_end_works_alone():
+    movers, data = Movers(), random_pages(5, PIECE_BYTES)
+    movers.close()
+    target = np.zeros((5, PIECE_BYTES), dtype=np.uint8)
+    assert np.array_equal(movers.move([target], copy_from(data.numpy())), page_sums(data))
+    assert movers._thread is None
 
 
 # -- a file read into slots -------------------------------------------------------------------------------------------
 
 
-def test_a_part_of_a_file_is_read_to_where_it_belongs(disk, hasher):
+def test_a_part_of_a_file_is_read_to_where_it_belongs(disk, movers):
     data = random_pages(6)
     file = published(disk, data)
     targets = [np.zeros((1, PAGE_BYTES), dtype=np.uint8), np.zeros((2, PAGE_BYTES), dtype=np.uint8)]
-    sums = disk.read_into(file, 2, targets, hasher, anything)
+    sums = disk.read_into(file, 2, targets, movers, anything)
     assert np.array_equal(np.concatenate(targets), data.numpy()[2:5])
     assert np.array_equal(sums, page_sums(data)[2:5])
 
 
 @pytest.mark.parametrize("page", [2, 3, 4])
-def test_a_flipped_bit_in_any_page_that_is_read_is_found(disk, hasher, page):
+def test_a_flipped_bit_in_any_page_that_is_read_is_found(disk, movers, page):
     data = random_pages(6)
     file = published(disk, data)
     raw = bytearray(disk.path(file).read_bytes())
     raw[len(raw) - (6 - page) * PAGE_BYTES + 100] ^= 1
     disk.path(file).write_bytes(raw)
     with pytest.raises(CorruptObject, match=f"page {page - 2} of 3"):
-        disk.read_into(file, 2, [np.zeros((3, PAGE_BYTES), dtype=np.uint8)], hasher, anything)
+        disk.read_into(file, 2, [np.zeros((3, PAGE_BYTES), dtype=np.uint8)], movers, anything)
     with pytest.raises(CorruptObject, match=f"page {page} of 6"):
         disk.read(file)
 
 
-def test_what_the_header_says_is_judged_before_a_byte_of_the_target_changes(disk, hasher):
+def test_what_the_header_says_is_judged_before_a_byte_of_the_target_changes(disk, movers):
     file = published(disk, random_pages(6))
     target = np.full((6, PAGE_BYTES), 7, dtype=np.uint8)
 
@@ -116,11 +184,11 @@ def test_what_the_header_says_is_judged_before_a_byte_of_the_target_changes(disk
         raise CorruptObject("another form")
 
     with pytest.raises(CorruptObject, match="another form"):
-        disk.read_into(file, 0, [target], hasher, refuse)
+        disk.read_into(file, 0, [target], movers, refuse)
     with pytest.raises(CorruptObject, match="not those asked"):
-        disk.read_into(file, 1, [target], hasher, anything)
+        disk.read_into(file, 1, [target], movers, anything)
     with pytest.raises(CorruptObject, match="not those asked"):
-        disk.read_into(file, 0, [target.reshape(3, -1)], hasher, anything)
+        disk.read_into(file, 0, [target.reshape(3, -1)], movers, anything)
     assert (target == 7).all()
 
 
@@ -184,7 +252,7 @@ def test_a_call_may_be_tried_again_and_what_arrived_stays():
     assert its.taken == 1
 
 
-def test_a_read_that_is_short_goes_on_where_it_ended(disk, hasher):
+def test_a_read_that_is_short_goes_on_where_it_ended(disk, movers):
     class Short(SystemDevice):
         def read(self, fd, into, offset):
             return super().read(fd, into[: max(1, len(into) // 3)], offset)
@@ -193,5 +261,5 @@ def test_a_read_that_is_short_goes_on_where_it_ended(disk, hasher):
     file = published(disk, data)
     disk._device = Short()
     target = np.zeros((6, PAGE_BYTES), dtype=np.uint8)
-    disk.read_into(file, 0, [target], hasher, anything)
+    disk.read_into(file, 0, [target], movers, anything)
     assert np.array_equal(target, data.numpy())
