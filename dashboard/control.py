@@ -173,6 +173,24 @@ def unsilence(person: Person, silence_id: int, reason: str) -> None:
         line.unsilence(silence_id, reason=reason)
 
 
+def add_receiver(person: Person, name: str, url: str, reason: str, **wanted: Any) -> None:
+    """Tell a webhook of alerts: `secret`, `least_severity`. Admins only."""
+    with client(person.token) as line:
+        line.add_receiver(name, url, reason=reason, **wanted)
+
+
+def change_receiver(person: Person, name: str, reason: str, **changes: Any) -> None:
+    """Change a receiver's `enabled` or `least_severity`. Admins only."""
+    with client(person.token) as line:
+        line.change_receiver(name, reason=reason, **changes)
+
+
+def remove_receiver(person: Person, name: str, reason: str) -> None:
+    """Tell it nothing more. Admins only."""
+    with client(person.token) as line:
+        line.remove_receiver(name, reason=reason)
+
+
 def preview_batch(
     person: Person, kind: str, arguments: Mapping[str, Any], selector: Mapping[str, Any], group: str | None
 ) -> dict[str, Any]:

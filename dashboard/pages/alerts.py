@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Sequence
 
 import pandas as pd
@@ -11,19 +10,18 @@ import streamlit as st
 from controlplane.clock import utc_now
 from controlplane.store.queries import AlertView
 from dashboard import control, data, runbook, session
-from dashboard.components import notices, reason
+from dashboard.components import notices, reason, telling
 from dashboard.components.live import guarded
 from dashboard.wording import age_text, moment_text
 
 STATES = {"firing": "✖ firing", "pending": "◔ pending", "resolved": "✔ resolved"}
-SILENCES = {"1 hour": 1, "4 hours": 4, "1 day": 24, "7 days": 168}
 
 
 def page() -> None:
     """Draw the page."""
     st.subheader("Alerts")
     guarded(_alerts)()
-    guarded(_telling)()
+    guarded(telling.draw)()
 
 
 def _alerts() -> None:
@@ -89,8 +87,7 @@ def _buttons(alert: AlertView) -> None:
 
 def _silence(alert: AlertView) -> None:
     everywhere = st.toggle("On every engine, not only on this one", key=f"silence_all_{alert.id}")
-    hours = SILENCES[st.selectbox("For", list(SILENCES), key=f"silence_for_{alert.id}")]
-    until = (utc_now() + dt.timedelta(hours=hours)).replace(microsecond=0)
+    until = telling.until_chosen(f"silence_for_{alert.id}")
     matchers = {"rule": alert.rule} if everywhere else {"rule": alert.rule, "engine": alert.engine_id}
     st.caption(f"Nobody is told until {moment_text(until)} UTC. It is still evaluated and shown, and policies run.")
     person = session.person()
@@ -99,54 +96,6 @@ def _silence(alert: AlertView) -> None:
         return
     if reason.done(lambda: control.silence(person, matchers, until, why), "Silenced."):
         st.rerun()
-
-
-def _telling() -> None:
-    person = session.person()
-    if person is None:
-        return
-    receivers, silences = data.telling(person.role)
-    st.markdown("**Silences**")
-    if not silences:
-        notices.empty("Nothing is silenced", "Who is told hears of everything that fires.")
-    for row in silences:
-        left, right = st.columns([8, 2], vertical_alignment="center")
-        matched = ", ".join(f"{key} {value}" for key, value in row.matchers.items())
-        left.caption(f"{row.id}: {matched}, until {moment_text(row.until)} UTC, by {row.actor}: {row.reason}")
-        if person.may_act and right.button("End it", key=f"unsilence_{row.id}"):
-            _end(row.id, matched)
-    st.markdown("**Receivers**")
-    if receivers:
-        shown = [
-            {
-                "Receiver": row.name,
-                "At": row.host,
-                "State": "✔ on" if row.enabled else "◌ off",
-                "From": row.least_severity,
-                "Waiting": row.pending,
-                "Arrived": row.delivered,
-                "Failed": row.failed,
-                "Dropped": row.dropped,
-            }
-            for row in receivers
-        ]
-        st.dataframe(pd.DataFrame(shown), hide_index=True, key="receivers_table")
-    else:
-        notices.empty("Nobody is told", "An admin adds a webhook with `kvdeck alert add-receiver`.")
-    for late in data.undelivered(person.role)[:5]:
-        if late.last_error:
-            st.caption(
-                f"✖ {late.receiver}: alert {late.alert_id} {late.state}, {late.status} after {late.attempts} tries: "
-                f"{late.last_error}"
-            )
-
-
-def _end(silence_id: int, matched: str) -> None:
-    def end(person: session.Person, why: str) -> str:
-        control.unsilence(person, silence_id, why)
-        return "The silence is over."
-
-    reason.ask("End the silence", f"What still fires and matches {matched} is told then.", "End it", end)
 
 
 def _rows(rows: Sequence[AlertView]) -> pd.DataFrame:
