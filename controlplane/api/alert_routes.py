@@ -1,4 +1,4 @@
-"""Alerts over HTTP: what fires, the rules, silences, receivers, and the door for alerts from outside."""
+"""Alerts over HTTP: what fires, the rules, and the door for alerts from outside."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import datetime as dt
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field
 
-from controlplane.api.security import Admin, Operator, StoreOf, Viewer
+from controlplane.api.security import Operator, StoreOf, Viewer
 from controlplane.api.write_routes import Reason, ReasonBody, Traceparent
-from controlplane.clock import utc_now
-from controlplane.steering.alerts import acknowledge, expressions, inbound, receivers, rules, silences
+from controlplane.steering.alerts import acknowledge, expressions, inbound, rules
 from controlplane.steering.deed import Deed
 from controlplane.steering.parameters import defaults_of, knobs_of
 from controlplane.store import queries, queries_alerts
@@ -102,81 +101,6 @@ class ChangeRuleBody(RuleTunables):
     reason: Reason
 
 
-class MatchersBody(BaseModel):
-    """What a silence matches: all that is given must fit; `*` stands for any letters."""
-
-    model_config = ConfigDict(extra="forbid")
-    rule: str | None = None
-    engine: str | None = None
-    group: str | None = None
-    namespace: str | None = None
-
-
-class SilenceBody(ReasonBody):
-    """A silence."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "matchers": {"rule": "engine_silent", "group": "canary"},
-                    "until": "2026-01-31T06:00:00Z",
-                    "reason": "the rack is being moved",
-                }
-            ]
-        }
-    )
-    matchers: MatchersBody
-    until: dt.datetime
-
-
-class ReceiverTunables(BaseModel):
-    """What can be set and changed of a receiver."""
-
-    model_config = ConfigDict(extra="forbid")
-    url: SecretStr | None = Field(default=None, description="Never read back: its path is often a secret.")
-    secret: SecretStr | None = Field(default=None, description="Signs what is sent; 16 to 256 characters.")
-    least_severity: Severity | None = None
-    timeout_seconds: int | None = Field(default=None, ge=1, le=receivers.LONGEST_TIMEOUT_SECONDS)
-    enabled: bool | None = None
-
-    def plain(self) -> dict[str, Any]:
-        """The fields that were given, secrets opened: for the one place that keeps them."""
-        given = self.model_dump(exclude={"reason", "name"}, exclude_none=True)
-        return {key: v.get_secret_value() if isinstance(v, SecretStr) else v for key, v in given.items()}
-
-
-class NewReceiverBody(ReceiverTunables):
-    """A webhook to tell."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [
-                {
-                    "name": "on-call",
-                    "url": "https://alerts.example/hook",
-                    "secret": "sixteen letters or more",
-                    "least_severity": "critical",
-                    "reason": "the on-call phone",
-                }
-            ]
-        },
-    )
-    name: str = Field(max_length=64)
-    url: SecretStr
-    reason: Reason
-
-
-class ChangeReceiverBody(ReceiverTunables):
-    """A change of a receiver: what is left out stays."""
-
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"enabled": False, "reason": "moved to the new pager"}]}
-    )
-    reason: Reason
-
-
 class OutsideAlertBody(BaseModel):
     """One alert of an Alertmanager payload."""
 
@@ -225,7 +149,8 @@ class AlertmanagerBody(BaseModel):
     alerts: list[OutsideAlertBody] = Field(min_length=1, max_length=1000)
 
 
-def _deed(who: Any, reason: str, traceparent: str | None = None) -> Deed:
+def deed_of(who: Any, reason: str, traceparent: str | None = None) -> Deed:
+    """Who does it and why, as the write door takes it."""
     return Deed(principal=who, reason=reason, traceparent=traceparent)
 
 
@@ -255,7 +180,7 @@ def acknowledge_alert(
 ) -> AlertView:
     """Say that somebody looks after an alert."""
     with store.write() as session:
-        return view(AlertView, acknowledge(session, _deed(who, body.reason, traceparent), alert_id))
+        return view(AlertView, acknowledge(session, deed_of(who, body.reason, traceparent), alert_id))
 
 
 @router.get("/v1/alert-rules")
@@ -295,7 +220,7 @@ def create_alert_rule(
     """Add a rule."""
     wanted = body.model_dump(exclude={"name", "reason"}, exclude_none=True)
     with store.write() as session:
-        row = rules.create(session, _deed(who, body.reason, traceparent), body.name, wanted)
+        row = rules.create(session, deed_of(who, body.reason, traceparent), body.name, wanted)
         return view(queries_alerts.AlertRuleView, row)
 
 
@@ -306,7 +231,7 @@ def change_alert_rule(
     """Tune, scope, enable or disable a rule."""
     changes = body.model_dump(exclude={"reason"}, exclude_none=True)
     with store.write() as session:
-        row = rules.change(session, _deed(who, body.reason, traceparent), name, changes)
+        row = rules.change(session, deed_of(who, body.reason, traceparent), name, changes)
         return view(queries_alerts.AlertRuleView, row)
 
 
@@ -316,91 +241,8 @@ def remove_alert_rule(
 ) -> dict[str, str]:
     """Remove a rule that somebody created; its alerts are resolved by the next evaluation."""
     with store.write() as session:
-        rules.remove(session, _deed(who, body.reason, traceparent), name)
+        rules.remove(session, deed_of(who, body.reason, traceparent), name)
     return {"removed": name}
-
-
-@router.get("/v1/silences")
-def list_silences(
-    _caller: Viewer,
-    store: StoreOf,
-    everything: Annotated[bool, Query(description="Also those that are over.")] = False,
-    limit: Limit = 100,
-) -> list[queries_alerts.SilenceView]:
-    """Silences, newest first."""
-    with store.read() as session:
-        return queries_alerts.list_silences(session, utc_now(), everything=everything, limit=limit)
-
-
-@router.post("/v1/silences", status_code=201)
-def create_silence(
-    body: SilenceBody, store: StoreOf, who: Operator, traceparent: Traceparent = None
-) -> queries_alerts.SilenceView:
-    """Tell nobody of what matches, until an end. Alerts go on being evaluated and shown, and policies run."""
-    deed = _deed(who, body.reason, traceparent)
-    with store.write() as session:
-        row = silences.create(session, deed, body.matchers.model_dump(exclude_none=True), body.until)
-        return queries_alerts.silence_view(row, deed.now)
-
-
-@router.post("/v1/silences/{silence_id}/remove")
-def remove_silence(
-    silence_id: RowNumber, body: ReasonBody, store: StoreOf, who: Operator, traceparent: Traceparent = None
-) -> queries_alerts.SilenceView:
-    """End a silence now; what still fires is told then."""
-    deed = _deed(who, body.reason, traceparent)
-    with store.write() as session:
-        return queries_alerts.silence_view(silences.remove(session, deed, silence_id), deed.now)
-
-
-@router.get("/v1/receivers")
-def list_receivers(_caller: Viewer, store: StoreOf) -> list[receivers.ReceiverView]:
-    """Who is told, and how many notifications wait, arrived, failed or were dropped. Secrets are not shown."""
-    with store.read() as session:
-        return receivers.list_receivers(session)
-
-
-@router.post("/v1/receivers", status_code=201)
-def create_receiver(
-    body: NewReceiverBody, store: StoreOf, who: Admin, traceparent: Traceparent = None
-) -> receivers.ReceiverView:
-    """Add a webhook. Admins only: it sends what happens here elsewhere."""
-    with store.write() as session:
-        row = receivers.create(session, _deed(who, body.reason, traceparent), body.name, body.plain())
-        return receivers.see(row, {})
-
-
-@router.post("/v1/receivers/{name}")
-def change_receiver(
-    name: Name, body: ChangeReceiverBody, store: StoreOf, who: Admin, traceparent: Traceparent = None
-) -> receivers.ReceiverView:
-    """Change, enable or disable a webhook. Admins only."""
-    with store.write() as session:
-        row = receivers.change(session, _deed(who, body.reason, traceparent), name, body.plain())
-        return receivers.see(row, {})
-
-
-@router.post("/v1/receivers/{name}/remove")
-def remove_receiver(
-    name: Name, body: ReasonBody, store: StoreOf, who: Admin, traceparent: Traceparent = None
-) -> dict[str, str]:
-    """Remove a webhook; what waits for it ends as failed. Admins only."""
-    with store.write() as session:
-        receivers.remove(session, _deed(who, body.reason, traceparent), name)
-    return {"removed": name}
-
-
-@router.get("/v1/notifications")
-def notifications(
-    _caller: Viewer,
-    store: StoreOf,
-    receiver: str | None = None,
-    status: Literal["pending", "delivered", "failed", "dropped"] | None = None,
-    limit: Limit = 100,
-) -> list[queries_alerts.NotificationView]:
-    """What receivers were told or will be, newest first."""
-    with store.read() as session:
-        return queries_alerts.list_notifications(session, receiver=receiver, status=status, limit=limit)
 
 
 @router.get("/v1/alertmanager")
@@ -424,4 +266,4 @@ def receive_alertmanager(body: AlertmanagerBody, store: StoreOf, who: Operator) 
         for one in body.alerts
     ]
     with store.write() as session:
-        return inbound.accept(session, _deed(who, "an alert from outside"), outside)
+        return inbound.accept(session, deed_of(who, "an alert from outside"), outside)

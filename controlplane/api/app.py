@@ -24,6 +24,7 @@ from controlplane.api import (
     policy_routes,
     read_routes,
     session_routes,
+    telling_routes,
     whatif_routes,
     write_routes,
 )
@@ -51,6 +52,7 @@ ROUTERS = (
     desired_routes.router,
     policy_routes.router,
     alert_routes.router,
+    telling_routes.router,
     diagnosis_routes.router,
     whatif_routes.router,
 )
