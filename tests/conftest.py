@@ -36,12 +36,13 @@ def database(request: pytest.FixtureRequest, databases: Databases) -> Database:
 def make_rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Builds `Rig`s; every one of them must balance at the end, unless it says it was left broken on purpose."""
     # Imported here: most tests in this tree never load torch.
-    from engine_support import Rig, poison_freed_slots
+    from engine_support import Rig, do_not_wait_for_the_disk, poison_freed_slots
 
     from engine.integrations.synthetic import use_one_thread
 
     use_one_thread()
     poison_freed_slots(monkeypatch)
+    do_not_wait_for_the_disk(monkeypatch)
     made: list[Rig] = []
 
     def make(*args: Any, **kwargs: Any) -> Rig:

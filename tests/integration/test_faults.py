@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import fields
 
 import pytest
-from engine_support import Rig, SpanLog, fork, poison_freed_slots, prompt
+from engine_support import Rig, SpanLog, do_not_wait_for_the_disk, fork, poison_freed_slots, prompt
 
 from engine import CacheEngine, EngineConfig, preset
 from engine.clock import ManualClock
@@ -30,13 +30,15 @@ SHORTLY_S = 0.05
 def faulty(make_rig, tmp_path):
     """Builds a rig with these faults, and gives the tokens of a prefix of five pages that lies on disk alone."""
 
-    def build(*plan, offload="disk", sleep=None, **config):
+    def build(*plan, offload="disk", sleep=None, call_limit_s=None, **config):
         faults = Faults(*plan, **({"sleep": sleep} if sleep else {}))
         rig = make_rig(data_dir=tmp_path, faults=faults, **{**DISK, **config})
         tokens = prompt(5 * rig.page + 9)
         if offload:
             done = rig.command("offload", prefix_ids=[rig.commit(tokens).prefix_id], tier=offload)
             assert done.outcome["offloaded"] == 1, done
+        if call_limit_s is not None:
+            rig.ledger.tiers.io["disk"]._limit_s = call_limit_s
         return rig, tokens, faults
 
     return build
@@ -48,6 +50,11 @@ def breaker(rig):
 
 def lane(rig):
     return rig.ledger.tiers.io["disk"].lane
+
+
+def be_patient(rig):
+    """From now on nothing hangs, and a busy machine may take its time."""
+    rig.ledger.tiers.io["disk"]._limit_s = 600.0
 
 
 def wait_until(condition):
@@ -186,6 +193,7 @@ def test_an_error_at_any_single_call_of_the_device_leaks_nothing(tmp_path, monke
     with EIO."""
     use_one_thread()
     poison_freed_slots(monkeypatch)
+    do_not_wait_for_the_disk(monkeypatch)
     counted = Faults()
     rig = scene(tmp_path / "counted", counted, ManualClock())
     scenario(rig)
@@ -312,7 +320,7 @@ def test_a_read_slower_than_the_deadline_ends_the_restore_and_the_prefix_stays_b
 
 
 def test_a_hanging_read_holds_neither_its_request_nor_its_worker_and_its_bytes_are_thrown_away(faulty):
-    rig, tokens, faults = faulty(Fault(what=What.HANG, at=At.READ), restore_timeout_s=SHORTLY_S)
+    rig, tokens, faults = faulty(Fault(what=What.HANG, at=At.READ), call_limit_s=SHORTLY_S)
     found = rig.look(tokens)
     assert (found.usable, found.wrong_bytes, found.reason) == (0, 0, "tier_unavailable")
     assert (lane(rig).stuck, lane(rig).overdue) == (1, 1)
@@ -322,8 +330,10 @@ def test_a_hanging_read_holds_neither_its_request_nor_its_worker_and_its_bytes_a
     assert rig.engine.counters().recoveries == {("disk", "failed"): 1}
     assert rig.command("compact").status == "succeeded"  # other work goes on
     rig.clock.advance(6)
+    be_patient(rig)
     whole(rig, tokens)  # the trial takes another thread, while the first call is still out
     assert (breaker(rig), lane(rig).stuck) == ("closed", 1)
+    be_patient(rig)
     faults.release()
     wait_until(lambda: lane(rig).stuck == 0)
     whole(rig, tokens)
@@ -332,7 +342,7 @@ def test_a_hanging_read_holds_neither_its_request_nor_its_worker_and_its_bytes_a
 def test_a_read_that_hangs_in_the_middle_of_the_pages_never_writes_to_slots_of_others(faulty):
     """It reads straight into GPU slots: they are nobody else's until it is back, however long that takes."""
     hang = Fault(what=What.HANG, at=At.READ, where="compressed_kv", nth=4)  # after two of the header, one of checksums
-    rig, tokens, faults = faulty(hang, restore_timeout_s=SHORTLY_S)
+    rig, tokens, faults = faulty(hang, call_limit_s=SHORTLY_S)
     gpu = rig.ledger.tiers.gpu
     assert rig.look(tokens).usable == 0
     assert faults.hanging == 1
@@ -342,6 +352,7 @@ def test_a_read_that_hangs_in_the_middle_of_the_pages_never_writes_to_slots_of_o
     others = [prompt(4 * rig.page, 100 + seed) for seed in range(3)]
     for other in others:
         assert rig.commit(other).outcome == "admitted"
+    be_patient(rig)
     faults.release()
     wait_until(lambda: lane(rig).stuck == 0)
     for other in others:
@@ -364,7 +375,7 @@ def test_a_request_leaves_a_hanging_read_at_its_own_deadline(faulty):
 
 
 def test_a_device_that_never_answers_costs_a_bounded_number_of_threads(faulty):
-    rig, tokens, faults = faulty(Fault(what=What.HANG, at=At.READ, times=None), restore_timeout_s=SHORTLY_S)
+    rig, tokens, faults = faulty(Fault(what=What.HANG, at=At.READ, times=None), call_limit_s=SHORTLY_S)
     for _ in range(MOST_STUCK + 3):
         assert rig.look(tokens).usable == 0
         rig.clock.advance(6)
@@ -372,6 +383,7 @@ def test_a_device_that_never_answers_costs_a_bounded_number_of_threads(faulty):
     assert faults.hanging == MOST_STUCK
     assert rig.look(tokens).reason == "tier_unavailable"
     rig.assert_clean()
+    be_patient(rig)
     faults.disarm()
     wait_until(lambda: lane(rig).stuck == 0)
     rig.clock.advance(6)
@@ -380,11 +392,12 @@ def test_a_device_that_never_answers_costs_a_bounded_number_of_threads(faulty):
 
 @pytest.mark.parametrize("at", [At.OPEN, At.WRITE, At.SYNC, At.RENAME])
 def test_a_hanging_write_lets_the_commit_go_on_and_leaves_no_file_when_it_comes_back(faulty, at):
-    rig, tokens, faults = faulty(Fault(what=What.HANG, at=at), offload=None, restore_timeout_s=SHORTLY_S)
+    rig, tokens, faults = faulty(Fault(what=What.HANG, at=at), offload=None, call_limit_s=SHORTLY_S)
     prefix_id = rig.commit(tokens).prefix_id
     assert rig.command("offload", prefix_ids=[prefix_id], tier="disk").outcome["refused"]
     rig.assert_clean()
     whole(rig, tokens)  # it stayed on the GPU
+    be_patient(rig)
     faults.release()
     wait_until(lambda: lane(rig).stuck == 0)
     assert list((rig.engine.config.data_dir / "objects").iterdir()) == []
@@ -395,11 +408,12 @@ def test_a_hanging_write_lets_the_commit_go_on_and_leaves_no_file_when_it_comes_
 
 
 def test_a_hanging_delete_stops_no_request_and_is_counted_once(faulty):
-    rig, _, faults = faulty(Fault(what=What.HANG, at=At.UNLINK), restore_timeout_s=SHORTLY_S)
+    rig, _, faults = faulty(Fault(what=What.HANG, at=At.UNLINK), call_limit_s=SHORTLY_S)
     rig.command("evict", prefix_ids=rig.ids)
     assert rig.commit(prompt(3 * rig.page, 1)).outcome == "admitted"
     assert rig.ledger.tiers.disk.leaving_bytes > 0
     rig.assert_clean()
+    be_patient(rig)
     faults.release()
     wait_until(lambda: lane(rig).stuck == 0)
     rig.clock.advance(6)
@@ -417,6 +431,7 @@ def test_a_hanging_delete_holds_only_the_thread_that_met_it(faulty):
     assert rig.commit(tokens).outcome == "admitted"
     assert rig.look(tokens).usable == len(tokens)
     rig.engine.tick()
+    be_patient(rig)
     faults.release()
     deleting.join()
     assert rig.files() == []
@@ -424,11 +439,12 @@ def test_a_hanging_delete_holds_only_the_thread_that_met_it(faulty):
 
 
 def test_a_folder_is_given_to_others_only_when_the_last_call_is_back(faulty, make_rig, tmp_path):
-    rig, tokens, faults = faulty(Fault(what=What.HANG, at=At.RENAME), offload=None, restore_timeout_s=SHORTLY_S)
+    rig, tokens, faults = faulty(Fault(what=What.HANG, at=At.RENAME), offload=None, call_limit_s=SHORTLY_S)
     rig.command("offload", prefix_ids=[rig.commit(tokens).prefix_id], tier="disk")
     rig.engine.close()
     with pytest.raises(FolderLocked, match="another engine uses this folder"):
         Rig(data_dir=tmp_path, **DISK)
+    be_patient(rig)
     faults.release()
     wait_until(lambda: lane(rig).stuck == 0)
     wait_until(lambda: _opens(make_rig, tmp_path))
@@ -604,6 +620,7 @@ def test_a_crash_before_any_single_call_leaves_whole_objects_or_none(tmp_path, m
     in which each object is whole or not there. After a power cut too: what was not synced is lost."""
     use_one_thread()
     poison_freed_slots(monkeypatch)
+    do_not_wait_for_the_disk(monkeypatch)
     counted = Faults()
     rig = scene(tmp_path / "counted", counted, ManualClock())
     scenario(rig)

@@ -18,8 +18,7 @@ TOLD: Counter[str] = Counter()
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """No waiting for the disk (files need not outlive the machine here), and one model for all engines."""
-    monkeypatch.setattr("os.fsync", lambda _: None)
+    """Short stretches, and one model for all engines."""
     monkeypatch.setattr("engine.index.radix.STRETCH_NODES", 2)  # so that the trunk and what follows it are one
     monkeypatch.setattr("engine_support.SyntheticModel", cache(SyntheticModel))
 
