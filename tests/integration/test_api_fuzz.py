@@ -33,7 +33,7 @@ from sqlalchemy import func, select
 from steering_support import Deck, prefix_id, running_deck
 
 from controlplane.auth import Role
-from controlplane.store.models import Base
+from controlplane.store.models import Audit, Base
 
 CHECKS = [
     not_a_server_error,
@@ -42,8 +42,10 @@ CHECKS = [
     response_schema_conformance,
     response_headers_conformance,
 ]
-EXAMPLES = {Role.OPERATOR: 8, Role.ADMIN: 3, Role.VIEWER: 2, Role.ENGINE: 3}
+EXAMPLES = {Role.OPERATOR: 8, Role.ADMIN: 8, Role.VIEWER: 2, Role.ENGINE: 8}
 """Requests a call and kind (that fit the description, and that do not), by role."""
+ALLOWED = {Role.ENGINE: {"engine"}, Role.ADMIN: {"admin"}, Role.OPERATOR: {"viewer", "operator", "any", "none"}}
+"""Whose calls a role makes: what it is refused answers 403 before it looks, and a viewer, who makes all, shows that."""
 MODES = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
 
 
@@ -66,6 +68,13 @@ def rows(deck: Deck) -> dict[str, int]:
         return {
             table.name: session.scalar(select(func.count()).select_from(table)) for table in Base.metadata.sorted_tables
         }
+
+
+def refusals(deck: Deck) -> int:
+    """How often it is audited that the viewer tried to write: once a minute for a call."""
+    tried = (Audit.actor == "test-viewer", Audit.action == "denied")
+    with deck.store.read() as session:
+        return session.scalar(select(func.count()).select_from(Audit).where(*tried)) or 0
 
 
 def described(deck: Deck) -> schemathesis.BaseSchema:
@@ -98,6 +107,8 @@ def test_no_call_fails_on_what_its_description_allows_or_forbids(seeded: Seed, r
     called = 0
     for found in described(deck).get_all_operations():
         operation = found.ok()
+        if role in ALLOWED and operation.definition.raw["x-kvdeck-role"] not in ALLOWED[role]:
+            continue
 
         @seed(20260301)
         @settings(max_examples=EXAMPLES[role] * len(MODES), derandomize=True, database=None, deadline=None,
@@ -109,9 +120,9 @@ def test_no_call_fails_on_what_its_description_allows_or_forbids(seeded: Seed, r
 
         one_call()
         called += 1
-    assert called > 60
+    assert called > {Role.VIEWER: 70, Role.OPERATOR: 60, Role.ENGINE: 6, Role.ADMIN: 1}[role]
     if role is Role.VIEWER:
-        assert rows(deck) == before
+        assert rows(deck) == before | {"audit": before["audit"] + refusals(deck)}
 
 
 REFUSED: dict[str, str] = {
@@ -149,6 +160,9 @@ ODD: dict[str, str] = {
     "right to left": '"\u202egnp.exe\u0301\U0001f600"',
     "quotes": r'"\"; DROP TABLE audit; --"',
 }
+KEPT = ("minus one", "largest", "large", "long", "blank", "empty", "year 1", "year 9999", "right to left", "quotes")
+"""Of ODD, what a field may hold, and so what a database meets. The others are refused by their type: one database is
+enough to show that."""
 PLACE = "@@here@@"
 JSON = {"Content-Type": "application/json"}
 
@@ -192,8 +206,11 @@ def test_no_value_of_any_body_breaks_a_call(seeded: Seed) -> None:
         if not isinstance(visit.body, dict) or visit.role is None:
             continue
         *places, more, whole = spoilt(visit.body)
-        sent = [(place, what, odd) for place in (*places, more, whole) for what, odd in ODD.items()]
-        sent += [(place, what, odd) for place in (places[-1], more, whole) for what, odd in REFUSED.items()]
+        if deck.store.dialect == "sqlite":
+            sent = [(place, what, odd) for place in (*places, more, whole) for what, odd in ODD.items()]
+            sent += [(places[-1], what, odd) for what, odd in REFUSED.items()]
+        else:
+            sent = [(place, what, ODD[what]) for place in places for what in KEPT]
         for place, what, odd in sent:
             text = json.dumps(place)
             content = text.replace(f'"{PLACE}"', odd).encode("utf-8", "surrogateescape")
@@ -203,7 +220,7 @@ def test_no_value_of_any_body_breaks_a_call(seeded: Seed) -> None:
                 assert answer.status_code == 400, f"{visit.name} {what}: {answer.text[:200]}"
     for client in clients.values():
         client.close()
-    assert len(complaints) > 2000
+    assert len(complaints) > (2000 if deck.store.dialect == "sqlite" else 1000)
     assert [one for one in complaints if one] == []
 
 
