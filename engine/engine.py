@@ -28,7 +28,7 @@ from engine.consistency.namespaces import Shares
 from engine.consistency.prefix import CauseOf
 from engine.consistency.state import Cause
 from engine.desired import Desired, parse_desired
-from engine.errors import ConfigError, CorruptObject, EngineClosed, EngineError, StalePointer, StateMismatch
+from engine.errors import ConfigError, EngineClosed, EngineError, StateMismatch
 from engine.index.radix import TOKEN_BYTES
 from engine.index.space import space_of
 from engine.memory.drill import Drill
@@ -48,6 +48,7 @@ from engine.schedule.plan import Planner
 from engine.schedule.publish import CommitResult, Publisher
 from engine.schedule.quality import QualityGate, QualityJudge
 from engine.schedule.queues import FormQueues
+from engine.schedule.reads import LeaseReads
 from engine.schedule.recovery import Recovery
 from engine.schedule.reform import Reformer
 from engine.schedule.room import Room
@@ -61,10 +62,8 @@ from engine.telemetry.ring import NO_SPAN, Ring, SpanContext, Tally, new_span
 from engine.tokens import Tokens, check_namespace, token_bytes
 
 if TYPE_CHECKING:
-    import torch
-
     from engine.memory.paged import PagedView
-    from engine.memory.state import LoadedState, NewState
+    from engine.memory.state import NewState
 
 
 REFUSE = ("weights_changed", "load_failed")
@@ -120,11 +119,12 @@ class CacheEngine:
         room = self._room = Room(self._ledger, config)
         self._gate = Gate(self._ledger.index.page_bytes)
         self._queues = FormQueues(config.queue_bound, clock, faults.worker_takes if faults is not None else None)
-        recovery = self._recovery = Recovery(self._ledger, room)
+        recovery = Recovery(self._ledger, room)
         validator = self._validator = Validator(spec, layouts, sealed_on_commit=tiers.sealed_on_commit)
         self._pace = PrefillPace(config.prefill_tokens_per_s)
         planner = Planner(spec, layouts, tiers, validator, config, clock, self._pace)
-        self._server = Server(self._ledger, planner, recovery, self._queues, config, self, self._gate)
+        reads = LeaseReads(self._ledger, recovery)
+        self._server = Server(self._ledger, planner, recovery, self._queues, config, reads, self._gate)
         self._publisher = Publisher(self._ledger, room, self._gate)
         self._curve = _sampler(spec, config) if config.curve_samples else None
         self._apply(parse_desired({}, config))
@@ -258,75 +258,6 @@ class CacheEngine:
 
     def _caller(self, traceparent: str | None, tracestate: str = "") -> SpanContext:
         return caller_context(traceparent, tracestate) if self._ring.enabled else NO_SPAN
-
-    # -- what leases ask (see consistency/lease.py, LeaseSource) ----------------------------------------------------
-
-    def load(self, lease: Lease) -> LoadedState:
-        """Called by `Lease.load`. Pointers are compared before the copy and after it: what was read was never freed."""
-        with self._ledger.lock:
-            self._ledger.leases.check(lease)
-            self._check_pointers(lease)
-            lease.reading += 1
-        try:
-            spans, blocks = dict(lease.spans), dict(lease.blocks)
-            loaded = self._tiers.load(lease.usable_tokens, lease.replay_tokens, self.spec.page_tokens, spans, blocks)
-        except CorruptObject:
-            with self._ledger.lock:
-                self._check_pointers(lease)  # freed under the copy: stale, not corrupt
-            self._recovery.prove_in_memory(lease.node)
-            raise
-        finally:
-            with self._ledger.lock:
-                lease.reading -= 1
-        with self._ledger.lock:
-            self._check_pointers(lease)
-        return loaded
-
-    def page_table(self, lease: Lease, kind: ObjectKind) -> torch.Tensor:
-        """Called by `Lease.page_table`: byte offsets in the GPU buffer, int64 [pages]."""
-        with self._ledger.lock:
-            offsets = self._page_offsets(lease, kind)
-        return offsets.to(self._tiers.gpu.buffer.device)
-
-    def fill_page_table(self, lease: Lease, kind: ObjectKind, table: PageTable) -> int:
-        """Called by `Lease.fill_page_table`. As in `load`, pointers are compared before the copy and after it."""
-        with self._ledger.lock:
-            offsets = self._page_offsets(lease, kind)
-            lease.reading += 1
-        try:
-            table.fill(offsets)
-        finally:
-            with self._ledger.lock:
-                lease.reading -= 1
-        try:
-            with self._ledger.lock:
-                self._check_pointers(lease)
-        except StalePointer:  # a page was found damaged meanwhile
-            table.fill(offsets[:0])
-            raise
-        return len(offsets)
-
-    def _page_offsets(self, lease: Lease, kind: ObjectKind) -> torch.Tensor:
-        """Under the lock."""
-        self._ledger.leases.check(lease)
-        self._check_pointers(lease)
-        known = self._ledger.layouts.span_kinds
-        if kind not in known:
-            raise ConfigError(f"{kind!s} has no pages in this model; kinds with pages: {', '.join(known) or 'none'}")
-        return self._tiers.page_offsets(lease.spans.get(kind, []))
-
-    def release(self, lease: Lease) -> None:
-        self._tiers.reads_given()  # kernels over a page table may still be at it
-        with self._ledger.lock:
-            self._ledger.leases.release(lease)
-
-    def _check_pointers(self, lease: Lease) -> None:
-        gpu = self._tiers.gpu
-        for bounds in lease.spans.values():
-            for bound in bounds:
-                gpu.check_current(bound.pointer)
-        for bound in lease.blocks.values():
-            gpu.check_current(bound.pointer)
 
     # -- paged kernels and CUDA graphs (docs/howto/paged-kernels.md) ------------------------------------------------
 

@@ -181,7 +181,7 @@ def test_damaged_approximate_state_is_quarantined_and_renewed_by_its_own_run(mak
     node = ward.rig.node(ward.keep())
     arena, copy = ward.rig.ledger.tiers.gpu, node.record.spans["compressed_kv"].gpu
     arena.buffer[int(arena.addresses(copy.page_class, copy.slots)[1])] ^= 0x20
-    ward.rig.engine._recovery.prove_in_memory(node)
+    ward.rig.engine._server._recovery.prove_in_memory(node)
     assert node.record.state == "QUARANTINED"
     with ward.ask(ward.longer) as lease:
         assert lease.lcp_tokens == len(ward.longer)

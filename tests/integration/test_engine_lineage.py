@@ -137,7 +137,7 @@ def test_a_quarantined_prefix_is_renewed_by_its_own_run_and_replaced_by_another(
     node = two.rig.node(prefix_id)
     arena, copy = two.rig.ledger.tiers.gpu, node.record.spans["compressed_kv"].gpu
     arena.buffer[int(arena.addresses(copy.page_class, copy.slots)[4])] ^= 0x20
-    two.rig.engine._recovery.prove_in_memory(node)
+    two.rig.engine._server._recovery.prove_in_memory(node)
     assert node.record.state == "QUARANTINED"
     done = two.commit(getattr(two, which), tokens)
     if which == "b" and leased:

@@ -104,7 +104,7 @@ def damage(rig, lease):
     bad = rig.ledger.tiers.gpu.read(copy.page_class, copy.slots[:1])
     bad[0, 0] ^= 1
     rig.ledger.tiers.gpu.write(copy.page_class, copy.slots[:1], bad)
-    rig.engine._recovery.prove_in_memory(lease.node)
+    rig.engine._server._recovery.prove_in_memory(lease.node)
 
 
 @pytest.mark.parametrize("kind", [WINDOW, ObjectKind.INDEXER_STATE, "colour"])

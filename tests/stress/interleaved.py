@@ -318,11 +318,11 @@ _TABLE = (
     Point("filled, not compared", lambda w: w.table, "fill", after=True, reading=True),
 )
 _RESTORE = (
-    Point("marked", lambda w: w.engine._recovery, "prepare", after=True, locked=True),
+    Point("marked", lambda w: w.engine._server._recovery, "prepare", after=True, locked=True),
     Point("marked, not queued", lambda w: w.engine._server, "_await"),
     Point("slots taken", lambda w: w.engine._room, "take_gpu", after=True),
-    Point("filled, not mapped", lambda w: w.engine._recovery, "_fetch_object", after=True),
-    Point("mapped, not granted", lambda w: w.engine._recovery, "run", after=True),
+    Point("filled, not mapped", lambda w: w.engine._server._recovery, "_fetch_object", after=True),
+    Point("mapped, not granted", lambda w: w.engine._server._recovery, "run", after=True),
 )
 _FROM_HOST = Point("bytes read", lambda w: w.engine._tiers, "restore_host", after=True)
 _FROM_DISK = Point("bytes read", lambda w: w.engine._tiers, "restore_disk", after=True)

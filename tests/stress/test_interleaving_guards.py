@@ -13,11 +13,11 @@ from test_interleavings import interleave, quick  # noqa: F401  (a fixture)
 
 from engine.consistency.graph import GraphGuard
 from engine.consistency.lease import LeaseTable
-from engine.engine import CacheEngine
 from engine.memory.arena import _PageClass
 from engine.schedule.ledger import Ledger
 from engine.schedule.lineage import Hold, Lineage
 from engine.schedule.publish import Publisher
+from engine.schedule.reads import LeaseReads
 from engine.schedule.serve import Server
 
 
@@ -68,14 +68,14 @@ def _pin_later(patch):
 
 def _compare_once(patch):
     """Pointers are compared before the copy and never again."""
-    compare, seen = CacheEngine._check_pointers, set()
+    compare, seen = LeaseReads._check_pointers, set()
 
     def first_time(self: Any, lease: Any) -> None:
         if lease not in seen:
             seen.add(lease)
             compare(self, lease)
 
-    patch.setattr(CacheEngine, "_check_pointers", first_time)
+    patch.setattr(LeaseReads, "_check_pointers", first_time)
 
 
 def _expire_readers(patch):
