@@ -1,0 +1,34 @@
+"""Forgetting what was read."""
+
+from __future__ import annotations
+
+from dashboard.data import fleet, held, line, ranges, steered, told
+
+
+def clear() -> None:
+    """Forget what was read, so that the next look shows what an action just changed."""
+    for cached in (
+        fleet.engines,
+        fleet.gaps,
+        fleet.all_findings,
+        held.prefix_families,
+        held.prefixes,
+        held.prefix,
+        held.damaged,
+        line.control_plane,
+        ranges.charts,
+        ranges.overview,
+        ranges.why_miss,
+        ranges.validations,
+        ranges.audit,
+        steered.revisions,
+        steered.standing,
+        steered.effective,
+        steered.commands,
+        steered.policies,
+        steered.policy_why,
+        told.alerts,
+        told.telling,
+        told.undelivered,
+    ):
+        cached.clear()
