@@ -1,9 +1,14 @@
-"""The stage the dashboard's browser tests play on: a control plane, a dashboard, and a tab that takes notes."""
+"""The stage the dashboard's browser tests play on: a control plane, a dashboard, and a tab that takes notes.
+
+With SHOOT=1 in the environment the tests leave screenshots in tests/screenshots/ (git-ignored).
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -15,6 +20,7 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import uvicorn
+from browser_support import pick_row
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect
 from test_dashboard_seed import seed
 
@@ -24,7 +30,10 @@ from controlplane.store.session import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 SHOTS = ROOT / "tests" / "screenshots"
+SHOOT = bool(os.environ.get("SHOOT"))
 PATIENCE_MS = 30_000
+DRAWN = """() => document.querySelector("[data-testid=stApp][data-test-script-state=notRunning]") !== null
+  && document.querySelector("[data-testid=stSkeleton], [data-stale=true]") === null"""
 expect.set_options(timeout=PATIENCE_MS)  # how long a busy machine may take; no test is about that
 
 
@@ -91,7 +100,8 @@ class Visit:
 
     def __init__(self, browser: Browser, deck: Deck, *, scheme: str = "light") -> None:
         self.deck = deck
-        self.context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme=scheme)
+        size = {"width": 1440, "height": 900}
+        self.context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
         self.page: Page = self.context.new_page()
         self.page.set_default_timeout(PATIENCE_MS)
         self.errors: list[str] = []
@@ -100,7 +110,8 @@ class Visit:
         self.page.on("request", lambda request: self._requested(request.url))
 
     def _heard(self, message: ConsoleMessage) -> None:
-        if message.type == "error":
+        # Streamlit looks for its server below the path of the page first.
+        if message.type == "error" and not re.search(r"/\w+/_stcore/", message.location.get("url", "")):
             self.errors.append(message.text)
 
     def _requested(self, url: str) -> None:
@@ -109,19 +120,33 @@ class Visit:
             self.strangers.add(url)
 
     def sign_in(self, role: str, query: str = "") -> None:
+        """By the form, as a person does; on the first page then."""
         self.page.goto(f"{self.deck.address}/{query}")
         self.page.get_by_label("Token").fill(self.deck.tokens[role])
         self.page.get_by_role("button", name="Sign in").click()
         self.see("Needs attention")
 
+    def enter(self, role: str, path: str = "", query: str = "") -> None:
+        """On a page at once, signed in, as a tab is after a reload."""
+        kept = json.dumps(self.deck.tokens[role])
+        self.context.add_init_script(
+            f"sessionStorage.getItem('kvdeck.session') ?? sessionStorage.setItem('kvdeck.session', {kept})"
+        )
+        self.page.goto(f"{self.deck.address}/{path}{query}")
+        self.see("Signed in as")
+        self.settle()
+
     def open(self, name: str) -> None:
+        """Another page, by the menu."""
         self.page.get_by_test_id("stSidebarNav").get_by_text(name, exact=True).click()
-        self.page.wait_for_timeout(1500)
+        heading = "Needs attention" if name == "Overview" else name
+        expect(self.page.get_by_test_id("stHeading").filter(has_text=heading).first).to_be_visible()
         self.settle()
 
     def settle(self) -> None:
-        """Until the script has run and every chart is drawn."""
-        expect(self.page.get_by_test_id("stStatusWidget")).to_have_count(0, timeout=PATIENCE_MS)
+        """Until the script has run, and all it said is drawn: nothing is grey or faded."""
+        self.page.wait_for_timeout(150)  # what was just clicked reaches the script
+        self.page.wait_for_function(DRAWN, timeout=PATIENCE_MS)
         expect(self.page.get_by_test_id("stException")).to_have_count(0)
 
     def see(self, text: str, *, exact: bool = False) -> Locator:
@@ -133,25 +158,33 @@ class Visit:
         self.see(title)
         self.page.locator(".js-plotly-plot .main-svg").first.wait_for()
 
+    def choose(self, label: str, option: str) -> None:
+        """One of a list that opens. It shuts when the page scrolls, so that has to be over before."""
+        box = self.page.get_by_label(label, exact=True)
+        box.scroll_into_view_if_needed()
+        self.settle()
+        box.click()
+        self.page.get_by_role("option", name=option).click()
+        self.settle()
+
     def pick_row(self, position: int, of: Locator | None = None) -> None:
-        """Tick a row of a table, the first if none is named: it is drawn on a canvas, so by place."""
-        canvas = of or self.page.get_by_test_id("stDataFrame").first
-        canvas.wait_for()
-        canvas.scroll_into_view_if_needed()
-        box = canvas.bounding_box()
-        assert box is not None
-        self.page.mouse.click(box["x"] + 16, box["y"] + 35 + 35 * position + 17)
-        self.page.wait_for_timeout(1000)
+        """Tick a row of a table, the first table if none is named, and be sure of it."""
+        self.settle()
+        pick_row(of or self.page.get_by_test_id("stDataFrame").first, position)
+        self.settle()
 
     def shoot(self, name: str) -> None:
-        """A screenshot of the whole page: Streamlit scrolls inside, so the window grows to its height."""
+        """A screenshot of the whole page, if SHOOT is set. It scrolls inside, so the window grows to its height."""
         self.settle()
+        if not SHOOT:
+            return
+        width = self.page.viewport_size["width"]
         height = self.page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
-        self.page.set_viewport_size({"width": 1440, "height": min(max(900, int(height) + 20), 3200)})
+        self.page.set_viewport_size({"width": width, "height": min(max(900, int(height) + 20), 3200)})
         self.page.wait_for_timeout(1200)
         SHOTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=str(SHOTS / f"{name}.png"))
-        self.page.set_viewport_size({"width": 1440, "height": 900})
+        self.page.set_viewport_size({"width": width, "height": 900})
 
     def leave(self) -> None:
         self.context.close()
