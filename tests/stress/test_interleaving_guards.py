@@ -113,7 +113,7 @@ GUARDS = (
         checksums=False,
     ),
     Guard("a lease pins its path", _pin_nothing, ("acquire and load",), ("evict", "smaller GPU cap"), "StalePointer"),
-    Guard("validated and pinned in one step", _pin_later, ("acquire and load",), ("evict",), "StalePointer"),
+    Guard("validated and pinned in one step", _pin_later, ("acquire and load",), ("evict",), "KeyError"),
     Guard(
         "pointers are compared after the copy",
         _compare_once,
