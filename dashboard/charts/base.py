@@ -17,20 +17,33 @@ MAX_MARKS = 40  # more become one mark a time slot: a wall of lines hides the cu
 
 def time_figure(*, y_title: str, height: int = 300, percent: bool = False) -> go.Figure:
     """An empty time chart in UTC with a legend above it."""
-    figure = go.Figure()
-    figure.update_layout(
-        height=height,
-        margin={"l": 8, "r": 8, "t": 34, "b": 8},
-        hovermode="x unified",
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "xanchor": "left", "x": 0, "title": {"text": ""}},
-        # A chart that is redrawn every few seconds must keep the zoom of the person who is reading it.
-        uirevision="keep",
+    y_axis = {
+        "title": {"text": y_title},
+        "gridcolor": GRID,
+        "zeroline": False,
+        "rangemode": "tozero",
+        "automargin": True,
+    }
+    # In one piece: every update makes plotly look at the whole figure again.
+    return go.Figure(
+        layout={
+            "height": height,
+            "margin": {"l": 8, "r": 8, "t": 34, "b": 8},
+            "hovermode": "x unified",
+            "legend": {
+                "orientation": "h",
+                "yanchor": "bottom",
+                "y": 1.0,
+                "xanchor": "left",
+                "x": 0,
+                "title": {"text": ""},
+            },
+            # A chart that is redrawn every few seconds must keep the zoom of the person who is reading it.
+            "uirevision": "keep",
+            "xaxis": {"type": "date", "gridcolor": GRID, "title": {"text": ""}, "nticks": 6, "tickangle": 0},
+            "yaxis": y_axis | ({"tickformat": ".0%"} if percent else {}),
+        }
     )
-    figure.update_xaxes(type="date", gridcolor=GRID, title_text="", nticks=6, tickangle=0)
-    figure.update_yaxes(title_text=y_title, gridcolor=GRID, zeroline=False, rangemode="tozero", automargin=True)
-    if percent:
-        figure.update_yaxes(tickformat=".0%")
-    return figure
 
 
 def by_minute(values: pd.Series, step_minutes: int = 1) -> pd.Series:
