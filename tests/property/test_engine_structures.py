@@ -197,7 +197,7 @@ class TailsMachine(RuleBasedStateMachine):
 
 
 TestTailsMachine = TailsMachine.TestCase
-TestTailsMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestTailsMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 CLASSES = {"wide": 96, "middle": 64, "thin": 24}
 
@@ -400,7 +400,7 @@ def test_a_file_cut_anywhere_is_found():
             diskfile.decode(np.frombuffer(bytearray(raw[:size]), dtype=np.uint8), "x")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=300), st.integers(0, 400))
 def test_bytes_that_are_no_file_are_refused_and_nothing_else_happens(junk, at):
     raw = bytearray(a_file()[3])

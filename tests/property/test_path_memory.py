@@ -58,7 +58,7 @@ def replayed(requests, every):
     return sampler.document(), sampler
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(requests=REQUESTS, room=st.sampled_from([5, 40, 1 << 20]), every=st.integers(1, 40))
 def test_the_curves_are_those_of_a_sampler_that_sums_up_every_page_again(requests, room, every):
     with pytest.MonkeyPatch.context() as patch:
