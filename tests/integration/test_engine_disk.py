@@ -7,11 +7,13 @@ import os
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from engine_support import Rig, fork, prompt
 
 from engine import CacheEngine, EngineConfig, preset
 from engine.errors import ConfigError, FolderLocked
+from engine.memory import diskfile
 
 DISK = {"gpu_bytes": 1 << 20, "disk_bytes": 8 << 20}
 
@@ -300,3 +302,47 @@ def test_a_bad_setting_stops_the_start_and_leaves_no_thread(setting):
     with pytest.raises(ConfigError):
         CacheEngine(preset("small-deepseek-v4"), EngineConfig(**{"slab_bytes": 32 << 10, **setting}))
     assert threading.active_count() == before
+
+
+def forged(path, *, later_ns=0, tokens=slice(None), shift=0, **changes):
+    """A whole file with a right name, made from another one: what its header says of itself is not what is there."""
+    stored = diskfile.decode(np.fromfile(path, dtype=np.uint8), path.name)
+    header = replace(stored.header, written_ns=stored.header.written_ns + later_ns, **changes)
+    made = path.with_name(f"{header.prefix_id}-{header.kind}-{header.boundary}-{header.written_ns:x}-99.safetensors")
+    made.write_bytes(b"".join(diskfile.encode(header, stored.pages, stored.sums, stored.tokens[tokens] + shift)))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "forgery"),
+    [
+        ("compressed_kv", {"later_ns": -1}),
+        ("compressed_kv", {"prefix_id": "0" * 32, "shift": 1}),
+        ("compressed_kv", {"prefix_id": "0" * 32, "tokens": slice(-1)}),
+        ("compressed_kv", {"prefix_id": "0" * 32, "later_ns": 1}),
+        ("swa_window", {"later_ns": -1}),
+        ("swa_window", {"prefix_id": "0" * 32}),
+        ("swa_window", {"prefix_id": "0" * 32, "tokens": slice(-1)}),
+        ("swa_window", {"prefix_id": "0" * 32, "boundary": 1, "tokens": slice(1)}),
+    ],
+    ids=[
+        "an older copy", "tokens of another id", "too few tokens", "pages that another file holds",
+        "an older block", "a block of no prefix", "a block of too few tokens", "a block before the first page",
+    ],
+)  # fmt: skip
+def test_a_whole_file_that_fits_nothing_is_deleted_at_start_and_the_others_serve(make_rig, tmp_path, kind, forgery):
+    config = {"data_dir": tmp_path, "gpu_bytes": 1 << 20, "disk_bytes": 4 << 20}
+    rig = make_rig("small-gpt-oss", **config)
+    tokens = prompt(3 * rig.page)
+    rig.commit(tokens)
+    rig.engine.close()
+    (good,) = [path for path in rig.files() if f"-{kind}-" in path.name]
+    bad = forged(good, **forgery)
+    rig.clock.advance(1)
+    again = make_rig("small-gpt-oss", clock=rig.clock, **config)
+    found = again.engine.adoption
+    assert (found.prefixes, found.checkpoints, found.orphans, found.damaged) == (1, 1, 1, 0)
+    served = again.look(tokens)
+    assert (served.usable, served.wrong_bytes) == (len(tokens), 0)
+    again.assert_clean()
+    assert not bad.exists()
