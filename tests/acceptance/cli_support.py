@@ -56,7 +56,7 @@ def wait_for(condition: Callable[[], Any], what: str) -> Any:
 class Up:
     """A `kvdeck up` in the background, on ports of its own."""
 
-    def __init__(self, data_dir: Path, *options: str) -> None:
+    def __init__(self, data_dir: Path, *options: str, **variables: str) -> None:
         self.data_dir = data_dir
         self.api_port, self.dashboard_port = free_port(), free_port()
         self.log_path = data_dir.parent / f"{data_dir.name}.out"
@@ -64,7 +64,7 @@ class Up:
         self.command = [*KVDECK, "up", "--data-dir", str(data_dir), *ports, *options]
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                self.command, env=environment(), stdout=log, stderr=subprocess.STDOUT, process_group=0
+                self.command, env=environment(**variables), stdout=log, stderr=subprocess.STDOUT, process_group=0
             )
 
     @property
@@ -76,8 +76,12 @@ class Up:
         return self.log_path.read_text()
 
     def __enter__(self) -> Up:
-        wait_for(lambda: "Everything runs" in self.said or self.process.poll() is not None, "kvdeck up")
-        assert self.process.poll() is None, self.said
+        try:
+            wait_for(lambda: "Everything runs" in self.said or self.process.poll() is not None, "kvdeck up")
+            assert self.process.poll() is None, self.said
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
