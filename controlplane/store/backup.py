@@ -16,8 +16,11 @@ PAGES_A_STEP = 4096  # between steps writers go on; what they change is copied a
 def backup(url: str, target: Path) -> int:
     """Copy the store at `url` to a new file, whole and checked, or not at all; its size in bytes.
 
-    The copy is of one moment: the last one before it was complete. Raises BadRequest for a Postgres and for a file that
-    is there already, Unavailable for a store that is not there or a copy that cannot be written.
+    The copy is of one moment: the last one before it was complete. In it, every engine's snapshot is wanted: whoever
+    restores it does not know what engines hold by then, and those of the same boot would not say by themselves.
+
+    Raises BadRequest for a Postgres and for a file that is there already, Unavailable for a store that is not there or
+    a copy that cannot be written.
     """
     parsed = normalise_url(url)
     if parsed.get_backend_name() != "sqlite":
@@ -52,6 +55,8 @@ def _copy(source: Path, half: Path) -> None:
     with closing(sqlite3.connect(from_, uri=True)) as read, closing(sqlite3.connect(half)) as write:
         read.backup(write, pages=PAGES_A_STEP, sleep=0.01)
         found = write.execute("PRAGMA quick_check").fetchone()[0]
+        write.execute("UPDATE engines SET snapshot_wanted = 1")
+        write.commit()
         write.execute("PRAGMA journal_mode=DELETE")  # one file, with nothing beside it
     if found != "ok":
         raise sqlite3.DatabaseError(f"the copy is damaged: {found}")
