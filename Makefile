@@ -35,9 +35,10 @@ types: $(STAMP)
 contracts: $(STAMP)
 	@echo "import contracts"; $(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 
-stress: $(STAMP)  ## 200,000 requests under every fault, then 100 kills: about 15 minutes
+stress: $(STAMP)  ## 200,000 requests under every fault, 100 kills, long random sequences: about 25 minutes
 	@$(BIN)/python tests/stress/soak.py $(ARGS)
 	@KVDECK_KILL_ROUNDS=100 $(BIN)/python -m pytest -s tests/stress
+	@KVDECK_DEPTH=4 $(BIN)/python -m pytest tests/property/test_engine_machine.py tests/property/test_lineage_machine.py tests/property/test_hf_lineage.py
 
 backends: $(STAMP)  ## send spans to Phoenix and autotel-devtools and ask them back: installs both, 5 minutes
 	@mkdir -p .backends/node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,6 +159,10 @@ def prompt(length: int, seed: int = 0) -> np.ndarray:
 def fork(tokens: np.ndarray, at: int, length: int, seed: int) -> np.ndarray:
     """The first `at` tokens of `tokens`, then others."""
     return np.concatenate([tokens[:at], prompt(length - at, seed)])
+
+
+DEPTH = int(os.environ.get("KVDECK_DEPTH", "1"))
+"""Random sequences of operations: so many times as many in `make stress`."""
 
 
 def do_not_wait_for_the_disk(patch: Any) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_support import Rig, fork, poison_freed_slots, prompt
+from engine_support import DEPTH, Rig, do_not_wait_for_the_disk, fork, poison_freed_slots, prompt
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -38,7 +38,7 @@ SIZES = {
     "small-gemma-3": (18, 9, 150 << 10),
     "small-qwen3-next": (16, 7, 110 << 10),
 }
-EXAMPLES = 30
+EXAMPLES = 15 * DEPTH
 LOSS = 1.0
 """One prefix of a path may be coded with loss: the judge says 1.0 of each."""
 NAMESPACES = ("default", "default", "tenant/ä")
@@ -375,11 +375,12 @@ class EngineMachine(RuleBasedStateMachine):
         assert tally.recorded == len(log.spans)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(300 * DEPTH)
 @pytest.mark.parametrize("model", sorted(SIZES))
 def test_no_sequence_of_requests_commands_and_damage_serves_a_wrong_byte(monkeypatch, model):
     use_one_thread()
     poison_freed_slots(monkeypatch)
+    do_not_wait_for_the_disk(monkeypatch)
     monkeypatch.setattr(radix, "STRETCH_NODES", 2)  # so that paths of few prefixes have some
     machine = type("Machine", (EngineMachine,), {"model": model})
     limits = settings(

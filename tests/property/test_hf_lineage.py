@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_support import DEPTH, do_not_wait_for_the_disk
 from exactness import PATIENT_S, logits_of_calls, the_model
 from huggingface_support import page_cuts, some_tokens, uninterrupted
 from hypothesis import HealthCheck, given, settings
@@ -23,7 +24,7 @@ from engine.schedule.publish import CommitResult
 
 PAGE_TOKENS = 32  # a multiple of DeepSeek-V4's ratios: many boundaries in few tokens
 MIB = 1 << 20
-EXAMPLES = {"gpt_oss": 8, "deepseek_v4": 4, "qwen3_next": 4}
+EXAMPLES = {"gpt_oss": 4 * DEPTH, "deepseek_v4": 2 * DEPTH, "qwen3_next": 2 * DEPTH}
 
 Cuts = tuple[int, ...]
 
@@ -149,9 +150,11 @@ def _spec(model: str) -> Any:
     return spec_of(the_model(model), page_tokens=PAGE_TOKENS)
 
 
+@pytest.mark.timeout(300 * DEPTH)
 @pytest.mark.parametrize("model", EXAMPLES)
-def test_what_is_served_is_of_one_run_whatever_the_order_of_requests(model):
+def test_what_is_served_is_of_one_run_whatever_the_order_of_requests(monkeypatch, model):
     use_one_thread()
+    do_not_wait_for_the_disk(monkeypatch)
     reused = []
 
     @settings(

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from engine_support import Rig, fork, poison_freed_slots, prompt
+from engine_support import DEPTH, Rig, do_not_wait_for_the_disk, fork, poison_freed_slots, prompt
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -172,15 +172,16 @@ class LineageMachine(RuleBasedStateMachine):
             assert not [h for r in records for h in r.holdings() if h.host or h.disk]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(300 * DEPTH)
 @pytest.mark.parametrize("model", sorted(SIZES))
 def test_no_sequence_of_runs_makes_a_hit_of_two(monkeypatch, model):
     use_one_thread()
     poison_freed_slots(monkeypatch)
+    do_not_wait_for_the_disk(monkeypatch)
     monkeypatch.setattr(radix, "STRETCH_NODES", 2)  # so that paths of few prefixes have some
     machine = type("Machine", (LineageMachine,), {"model": model})
     limits = settings(
-        max_examples=25,
+        max_examples=12 * DEPTH,
         stateful_step_count=40,
         deadline=None,
         suppress_health_check=list(HealthCheck),
