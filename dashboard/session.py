@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass, replace
+from typing import Any
 
 import streamlit as st
 
@@ -20,6 +21,7 @@ MOST_WATCHED = 6
 
 _WRITTEN = "kv_written"
 _PERSON, _FILTERS, _PAUSED, _NOTICE, _WATCHED = "kv_person", "kv_filters", "kv_paused", "kv_notice", "kv_watched"
+_HELD = "kv_held"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,3 +242,13 @@ def preset(key: str, value: object) -> None:
 def value_of(key: str) -> object | None:
     """The value of a widget."""
     return st.session_state.get(key)
+
+
+def hold_rows(key: str, name: str, rows: list[Any]) -> None:
+    """Keep the rows that a table was drawn with: one set of rows a table (`key`), for the widget called `name`."""
+    st.session_state.setdefault(_HELD, {})[key] = (name, rows)
+
+
+def held_rows(name: str) -> list[Any]:
+    """The rows that this widget was drawn with; none when its table shows another one now."""
+    return next((rows for held, rows in st.session_state.get(_HELD, {}).values() if held == name), [])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from playwright.sync_api import Browser, Locator, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, TimeoutError, expect, sync_playwright
 
 FLAGS = (
     "--no-sandbox",
@@ -53,3 +53,19 @@ def pick_row(table: Locator, position: int) -> None:
         except AssertionError:
             if attempt == MOST_CLICKS - 1:
                 raise
+
+
+def choose(page: Page, label: str, option: str, *, settle: Callable[[], None]) -> None:
+    """One of a list that opens. It shuts when the page scrolls or is drawn again, and is then opened again."""
+    box, wanted = page.get_by_label(label, exact=True), page.get_by_role("option", name=option)
+    box.scroll_into_view_if_needed()
+    for attempt in range(MOST_CLICKS):
+        settle()
+        box.click()
+        try:
+            wanted.click(timeout=STEP_MS)
+            break
+        except TimeoutError:
+            if attempt == MOST_CLICKS - 1:
+                raise
+    settle()

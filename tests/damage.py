@@ -159,8 +159,12 @@ def count_again(ward: Ward) -> None:
 
 def lose_block(ward: Ward, checkpoint: Checkpoint, kind: ObjectKind) -> None:
     """The object's bytes are gone from every tier; its checkpoint does not know."""
-    block = checkpoint.blocks[kind]
-    ward.ledger.block_left_gpu(block)
+    ledger, block, key = ward.ledger, checkpoint.blocks[kind], checkpoint.checkpoint_id
+    with ledger.lock:
+        (node,) = [n for n in ledger.index.walk() if n.record.checkpoints.get(key) is checkpoint]
+        ledger.checkpoint_gpu_bytes -= ward.tiers.drop_gpu(block)
+        if not checkpoint.gpu_bytes:
+            ledger.checkpoints.discard((node, key))
     ward.tiers.drop_all(block)
     count_again(ward)
 

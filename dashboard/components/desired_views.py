@@ -97,12 +97,19 @@ def history() -> None:
     if not rows:
         notices.empty("No revision yet", "Engines run with their own defaults.")
         return
-    picked = tables.picked_rows(_revision_rows(rows), key="revisions_table", many=False)
+    picked = tables.pick(
+        rows,
+        identity=lambda row: row.revision,
+        frame=_revision_rows,
+        key="revisions_table",
+        of=(chosen.engine,),
+        many=False,
+    )
     if not picked or not person.may_act:
         if person.may_act:
             st.caption("Pick a revision to roll back to it.")
         return
-    chosen_row = rows[picked[0]]
+    (chosen_row,) = picked
     if st.button(f"Roll back to revision {chosen_row.revision}", icon=":material/undo:"):
         desired_apply.roll_back(chosen_row)
 

@@ -2,34 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Any
+import zlib
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
 
 import pandas as pd
 import streamlit as st
 
+from dashboard import session
 from dashboard.control import settings
 from dashboard.wording import DASH
 
+Row = TypeVar("Row")
 
-def picked_rows(
-    frame: pd.DataFrame,
+
+def pick(
+    rows: Sequence[Row],
     *,
+    identity: Callable[[Row], Hashable],
+    frame: Callable[[Sequence[Row]], pd.DataFrame],
     key: str,
+    of: tuple[Hashable, ...] = (),
     many: bool = True,
     height: int | None = None,
     columns: dict[str, Any] | None = None,
-) -> list[int]:
-    """Draw a table whose rows can be picked; the positions of those that are."""
+) -> list[Row]:
+    """Draw a table whose rows can be picked; the rows that are.
+
+    A tick is kept as a position, and rows move as data comes in: a tick would then stand for another row. So while
+    one is ticked every row stays where it is (its values are new), and what is asked for otherwise (`of`: the order,
+    the filters) begins without ticks.
+    """
+    name = f"{key}_{zlib.crc32(repr(of).encode())}" if of else key
+    rows = _held(rows, identity, name) if _ticked(session.value_of(name)) else list(rows)
+    session.hold_rows(key, name, rows)
     state: Any = st.dataframe(
-        frame,
-        key=key,
+        frame(rows),
+        key=name,
         hide_index=True,
         on_select="rerun",
         selection_mode="multi-row" if many else "single-row",
         column_config={**trace_column(), **(columns or {})},
         height=height or "auto",
     )
-    return [position for position in state.selection.rows if position < len(frame)]
+    return [rows[position] for position in _ticked(state) if position < len(rows)]
+
+
+def _ticked(state: Any) -> list[int]:
+    return list(state.selection.rows) if state else []
+
+
+def _held(rows: Sequence[Row], identity: Callable[[Row], Hashable], name: str) -> list[Row]:
+    """The rows as they were drawn last, each as it is now; one that is gone as it was."""
+    now = {identity(row): row for row in rows}
+    held: list[Row] = session.held_rows(name)
+    return [now.get(identity(row), row) for row in held] or list(rows)
 
 
 def number_columns(*names: str) -> dict[str, Any]:

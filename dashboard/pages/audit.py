@@ -16,6 +16,8 @@ from dashboard.components.follow import STATUSES, outcome_text
 from dashboard.components.live import live
 from dashboard.wording import moment_text, plural, short_id
 
+FILTER_KEYS = ("kv_audit_who", "kv_audit_action", "kv_audit_text")
+
 
 def page() -> None:
     """Draw the page."""
@@ -71,9 +73,16 @@ def _audit() -> None:
     if not shown:
         notices.empty("Nothing matches", f"{plural(len(rows), 'action')} in this range, none like that.")
         return
-    picked = tables.picked_rows(_audit_rows(shown), key="audit_table", many=False)
+    picked = tables.pick(
+        shown,
+        identity=lambda row: row.id,
+        frame=_audit_rows,
+        key="audit_table",
+        of=tuple(session.value_of(key) for key in FILTER_KEYS),
+        many=False,
+    )
     if picked:
-        _one(shown[picked[0]])
+        _one(picked[0])
     else:
         st.caption(f"{plural(len(shown), 'action')}. Pick one to see what it changed, before and after.")
 
@@ -81,13 +90,13 @@ def _audit() -> None:
 def _filtered(rows: Sequence[AuditView]) -> list[AuditView]:
     who_place, action_place, text_place = st.columns([1, 1, 2])
     who = who_place.selectbox(
-        "Who", [session.ALL, *sorted({row.actor for row in rows})], key="kv_audit_who", format_func=_everybody
+        "Who", [session.ALL, *sorted({row.actor for row in rows})], key=FILTER_KEYS[0], format_func=_everybody
     )
     action = action_place.selectbox(
-        "Action", [session.ALL, *sorted({row.action for row in rows})], key="kv_audit_action", format_func=_anything
+        "Action", [session.ALL, *sorted({row.action for row in rows})], key=FILTER_KEYS[1], format_func=_anything
     )
     text = (
-        text_place.text_input("Search", key="kv_audit_text", placeholder="part of a target, reason or trace id")
+        text_place.text_input("Search", key=FILTER_KEYS[2], placeholder="part of a target, reason or trace id")
         .strip()
         .lower()
     )

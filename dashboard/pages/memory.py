@@ -48,8 +48,15 @@ def _picked() -> str | None:
     if len(engines) <= MOST_IN_FULL:
         return None
     st.caption("Pick an engine to see its slabs, and to compact it.")
-    picked = tables.picked_rows(_engine_rows(engines), key="memory_engines", many=False, columns=COLUMNS)
-    found = engines[picked[0]].view.id if picked else None
+    picked = tables.pick(
+        engines,
+        identity=lambda engine: engine.view.id,
+        frame=_engine_rows,
+        key="memory_engines",
+        many=False,
+        columns=COLUMNS,
+    )
+    found = picked[0].view.id if picked else None
     session.remember("memory_engine", found)
     return found
 

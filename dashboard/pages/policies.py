@@ -40,9 +40,16 @@ def _policies() -> None:
     st.markdown("**Last decisions**")
     shown = [run for run in runs if chosen.engine in (None, run.engine_id)]
     if shown:
-        picked = tables.picked_rows(_run_rows(shown), key="policy_runs", many=False)
+        picked = tables.pick(
+            shown,
+            identity=lambda run: run.id,
+            frame=_run_rows,
+            key="policy_runs",
+            of=(chosen.engine,),
+            many=False,
+        )
         if picked:
-            _one_run(shown[picked[0]])
+            _one_run(picked[0])
         else:
             st.caption("Pick a decision to see all it knew, proposed, did and changed.")
     else:

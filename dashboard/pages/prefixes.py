@@ -99,10 +99,16 @@ def _list() -> None:
         _nothing_found(page_of.total, bool(text or picked_states or held_in != "any" or chosen.namespace))
         return
     shown = f"{len(rows):,} of {plural(page_of.total, 'prefix', 'prefixes')}, by {by}"
-    st.caption(f"{shown}. Pick rows to act on them or to open one.")
-    picked = [
-        rows[position] for position in tables.picked_rows(_rows(rows), key="prefix_table", height=460, columns=COLUMNS)
-    ]
+    st.caption(f"{shown}. Pick rows to act on them or to open one; while any is picked, rows stay in place.")
+    picked = tables.pick(
+        rows,
+        identity=lambda row: (row.engine_id, row.prefix_id),
+        frame=_rows,
+        key="prefix_table",
+        of=(by, most, text, held_in, *picked_states, chosen.engine, chosen.group, chosen.namespace),
+        height=460,
+        columns=COLUMNS,
+    )
     _act(picked)
     if not picked:
         batch.button()

@@ -112,8 +112,13 @@ def _damaged() -> None:
         notices.empty("Nothing is damaged", "No prefix is in quarantine.")
         return
     st.caption("A quarantined prefix is never served. Evict it, and the next request builds it again.")
-    picked = tables.picked_rows(_damaged_frame(rows), key="damaged_table")
-    chosen_rows = [rows[position] for position in picked]
+    chosen_rows = tables.pick(
+        rows,
+        identity=lambda row: (row.prefix.engine_id, row.prefix.prefix_id),
+        frame=_damaged_frame,
+        key="damaged_table",
+        of=(chosen.engine, chosen.group),
+    )
     engines = {row.prefix.engine_id for row in chosen_rows}
     if len(engines) == 1:
         ids = tuple(row.prefix.prefix_id for row in chosen_rows)

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from browser_support import chromium, pick_row
+from browser_support import choose, chromium, pick_row
 from cli_support import Up, wait_for
 from playwright.sync_api import Page, expect
 
@@ -73,8 +73,7 @@ def stand_still(page: Page) -> None:
 def evict_what_wastes_most(page: Page) -> None:
     open_page(page, "Prefixes")
     stand_still(page)
-    page.get_by_label("Order by", exact=True).click()
-    page.get_by_role("option", name="memory wasted").click()
+    choose(page, "Order by", "memory wasted", settle=lambda: settle(page))
     expect(page.get_by_text(re.compile(r"by memory wasted"))).to_be_visible(timeout=PATIENCE_MS)
     settle(page)
     pick_row(page.get_by_test_id("stDataFrame").first, 0)

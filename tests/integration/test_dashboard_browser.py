@@ -6,6 +6,7 @@ A missing Chromium fails: a skipped look is no look.
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -182,6 +183,45 @@ def test_one_prefix_shows_its_life_and_what_went_wrong(visit):
     visit.see("✖ QUARANTINED")
     visit.see("Failed validations")
     visit.shoot("prefix")
+
+
+def test_a_tick_stays_with_its_prefix_while_rows_move_and_goes_with_another_order(visit):
+    visit.enter("operator", "prefixes")
+    visit.pick_row(1)
+    opened = visit.page.get_by_role("button", name="Open prefix")
+    expect(opened).to_be_visible()
+    ticked = opened.inner_text().split()[-1]
+    with _served(visit.deck, {_last_row(visit.deck): 10**12, ticked.strip("…"): 12_345}):
+        visit.page.get_by_role("button", name=re.compile("Refresh")).click()
+        row = visit.page.get_by_test_id("stDataFrame").first.locator("tr[aria-rowindex='3']")
+        expect(row).to_contain_text("12345")  # new values, and still the second row
+        expect(opened).to_contain_text(ticked)
+        visit.settle()
+        visit.choose("Order by", "last changed")
+        visit.see("by last changed")
+        visit.settle()
+        expect(opened).to_have_count(0)
+
+
+def _last_row(deck: Deck) -> str:
+    with deck.store.read() as session:
+        return session.scalars(select(m.Prefix.prefix_id).order_by(m.Prefix.tokens_served)).first()
+
+
+@contextmanager
+def _served(deck: Deck, tokens: dict[str, int]) -> Iterator[None]:
+    """Other numbers of tokens served, by the start of a prefix's id."""
+    with deck.store.write() as session:
+        found = [
+            session.scalars(select(m.Prefix).where(m.Prefix.prefix_id.startswith(start))).one() for start in tokens
+        ]
+        before = {prefix.prefix_id: prefix.tokens_served for prefix in found}
+        for prefix, count in zip(found, tokens.values(), strict=True):
+            prefix.tokens_served = count
+    yield
+    with deck.store.write() as session:
+        for prefix_id_, count in before.items():
+            session.execute(update(m.Prefix).where(m.Prefix.prefix_id == prefix_id_).values(tokens_served=count))
 
 
 def test_evicting_shows_the_blast_radius_asks_why_and_follows_to_the_outcome(visit):

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import uvicorn
-from browser_support import pick_row
+from browser_support import choose, pick_row
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect
 from test_dashboard_seed import seed
 
@@ -159,13 +159,8 @@ class Visit:
         self.page.locator(".js-plotly-plot .main-svg").first.wait_for()
 
     def choose(self, label: str, option: str) -> None:
-        """One of a list that opens. It shuts when the page scrolls, so that has to be over before."""
-        box = self.page.get_by_label(label, exact=True)
-        box.scroll_into_view_if_needed()
-        self.settle()
-        box.click()
-        self.page.get_by_role("option", name=option).click()
-        self.settle()
+        """One of a list that opens."""
+        choose(self.page, label, option, settle=self.settle)
 
     def pick_row(self, position: int, of: Locator | None = None) -> None:
         """Tick a row of a table, the first table if none is named, and be sure of it."""
