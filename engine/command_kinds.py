@@ -14,6 +14,7 @@ from engine.config import Mode
 from engine.errors import ConfigError, EngineClosed, EngineError
 from engine.memory.drill import Drill, read_plan
 from engine.memory.holding import Tier
+from engine.schedule.inspection import inspect_prefix
 from engine.schedule.ledger import Ledger, PrefixNode
 from engine.schedule.queues import Form, FormQueues, QueueFull
 from engine.schedule.recovery import Recovery, RestoreJob
@@ -58,7 +59,7 @@ class Kinds:
         self.by_name: dict[str, Callable[[Ticket], dict[str, Any]]] = {
             "evict": self._evict, "warm": self._warm, "restore": self._warm, "pin": self._pin, "unpin": self._unpin,
             "compress": self._compress, "offload": self._offload, "compact": self._compact, "scrub": self._scrub,
-            "drain": self._drain, "foresee": self._foresee, "fault": self._fault,
+            "drain": self._drain, "foresee": self._foresee, "inspect": self._inspect, "fault": self._fault,
         }  # fmt: skip
 
     # -- evict ------------------------------------------------------------------------------------------------------
@@ -275,7 +276,7 @@ class Kinds:
         found: dict[str, Any] = {"objects": scrub.objects, "bytes": scrub.n_bytes, "damaged": scrub.damaged}
         return {**found, "failed": [{"reason": scrub.failure}]} if scrub.failure else found
 
-    # -- drain, foresee ---------------------------------------------------------------------------------------------
+    # -- drain, foresee, inspect ------------------------------------------------------------------------------------
 
     def _drain(self, ticket: Ticket) -> dict[str, Any]:
         """Wait until the last lease has ended, then keep, offload or evict what is held. The mode `drain`, which keeps
@@ -322,6 +323,17 @@ class Kinds:
         if not isinstance(document, Mapping):
             raise BadCommand(f"foresee needs a document of desired state; got {document!r}")
         return {"foreseen": 1, **self._choices.foresee(document)}
+
+    def _inspect(self, ticket: Ticket) -> dict[str, Any]:
+        """Leases, slot generations and copies of one prefix, as they are now. Changes nothing."""
+        prefix_id = ticket.arguments.get("prefix_id")
+        if not isinstance(prefix_id, str):
+            raise BadCommand(f"inspect needs prefix_id, the id of one prefix; got {prefix_id!r}")
+        with self._ledger.lock:
+            found = inspect_prefix(self._ledger, prefix_id)
+        if found is None:
+            return {"refused": [{"prefix_id": prefix_id, "reason": "unknown_prefix"}]}
+        return {"inspected": 1, **found}
 
     # -- fault ------------------------------------------------------------------------------------------------------
 

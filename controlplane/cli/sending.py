@@ -95,9 +95,9 @@ def _to_one(
         idempotency_key=sending.key or None,
     )
     if sending.wait:
-        command = _await(lambda: client.command(command["id"]), command, lambda c: c["status"] in ENDED, _say_command)
+        command = until_ended(client, command)
     show_json(command) if line.as_json else tell_command(command)
-    _raise_unless_done([command])
+    raise_unless_done([command])
 
 
 def _to_many(
@@ -145,11 +145,16 @@ def _to_many(
             tell_command(command)
         for each in skipped:
             OUT.print(f"{each['engine_id']} was skipped: {each['why']}", markup=False)
-    _raise_unless_done(batch["commands"])
+    raise_unless_done(batch["commands"])
 
 
 def _reason(order: Order, sending: Sending) -> str:
     return sending.reason if sending.reason != "by hand" else f"{order.kind} by hand"
+
+
+def until_ended(client: ControlPlaneClient, command: dict[str, Any]) -> dict[str, Any]:
+    """The command when it has ended, as it is told meanwhile on stderr."""
+    return _await(lambda: client.command(command["id"]), command, lambda c: c["status"] in ENDED, _say_command)
 
 
 def _await(
@@ -188,7 +193,8 @@ def tell_command(command: Mapping[str, Any]) -> None:
         OUT.print(f"{kind} is {status} on {engine}: command {command['id']}", markup=False)
 
 
-def _raise_unless_done(commands: Sequence[Mapping[str, Any]]) -> None:
+def raise_unless_done(commands: Sequence[Mapping[str, Any]]) -> None:
+    """Raises CliError, with what to do next, when one of them ended in anything but success."""
     bad = [command for command in commands if command["status"] in ENDED and command["status"] != "succeeded"]
     if not bad:
         return
@@ -251,6 +257,8 @@ def outcome_text(outcome: Mapping[str, Any]) -> str:
             return f"{key} {len(value)}"
         return f"{key} {as_bytes(value)}" if key == "bytes" else f"{key} {value}"
 
+    if "inspected" in outcome:  # the rest is tables
+        return f"{outcome['state']}, version {outcome['version']}, leases {outcome['leases']}"
     shown = {key: value for key, value in outcome.items() if key not in ("span_id", "trace_id")}
     return ", ".join(word(key, value) for key, value in shown.items()) or "nothing more was said"
 

@@ -26,6 +26,11 @@ def _prefix_ids(value: Any) -> str | None:
     return None if wrong is None else f"has {wrong!r}, which is no prefix id (32 hex digits)"
 
 
+def _prefix_id(value: Any) -> str | None:
+    ok = isinstance(value, str) and PREFIX_ID.match(value)
+    return None if ok else "must be a prefix id (32 hex digits)"
+
+
 def _versions(value: Any) -> str | None:
     ok = isinstance(value, dict) and all(isinstance(v, int) and v > 0 for v in value.values())
     return None if ok else "must map prefix ids to the versions you saw (whole numbers from 1)"
@@ -138,6 +143,7 @@ KINDS: Mapping[str, Kind] = {
         },
     ),
     "foresee": Kind(required={"document": _document}, optional={}),
+    "inspect": Kind(required={"prefix_id": _prefix_id}, optional={}),
     # What goes wrong on purpose, in an engine that was started for it; an empty plan ends it.
     "fault": Kind(required={"plan": _plan}, optional={"lasts_s": (_amount(600), 30)}, role=Role.ADMIN),
 }

@@ -39,6 +39,7 @@ from controlplane.store.columns import UtcMicros
 from controlplane.store.models import Command, Engine, Prefix
 
 __all__ = [
+    "ASK_SECONDS",
     "DEFAULT_EXPIRY_SECONDS",
     "DUE",
     "LIVE",
@@ -64,7 +65,7 @@ LONGEST_EXPIRY_SECONDS = 86_400
 REDELIVER_AFTER = dt.timedelta(seconds=15)
 SILENT_AFTER = dt.timedelta(seconds=60)  # an engine not heard of for this long cannot be waited for
 MOST_DELIVERED_AT_ONCE = 32
-FORESEE_SECONDS = 30  # what would leave is asked for now; an answer after that would be about another moment
+ASK_SECONDS = 30  # what is asked of an engine is asked now; a later answer would be about another moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +165,7 @@ def ask_to_foresee(session: Session, deed: Deed, documents: Mapping[str, Mapping
             engine_id=engine_id,
             kind="foresee",
             arguments={"document": dict(document)},
-            expires_seconds=FORESEE_SECONDS,
+            expires_seconds=ASK_SECONDS,
         )
         if engine.left_at is not None:
             asked[engine_id] = Asked(why_not="left")

@@ -31,10 +31,11 @@ from controlplane.cli.main import app, main
 PREFIX = prefix_id(1)
 WHY = ["--reason", "test"]
 GOOD: dict[str, list[str]] = {
-    "status": [], "prefixes": [], "top": ["--once"], "explain": [], "doctor": [], "evict": [PREFIX, "--yes"],
-    "warm": [PREFIX], "restore": [PREFIX], "pin": [PREFIX], "unpin": [PREFIX], "compress": [PREFIX],
-    "offload": [PREFIX], "compact": [], "scrub": [], "drain": ["--yes"], "commands": [], "command": ["COMMAND"],
-    "cancel": ["COMMAND", *WHY], "label": [PREFIX, "a=b", *WHY], "engine-place": [ENGINE, "--group", "g", *WHY],
+    "status": [], "prefixes": [], "top": ["--once"], "explain": [], "doctor": [], "inspect": [PREFIX],
+    "evict": [PREFIX, "--yes"], "warm": [PREFIX], "restore": [PREFIX], "pin": [PREFIX], "unpin": [PREFIX],
+    "compress": [PREFIX], "offload": [PREFIX], "compact": [], "scrub": [], "drain": ["--yes"], "commands": [],
+    "command": ["COMMAND"], "cancel": ["COMMAND", *WHY], "label": [PREFIX, "a=b", *WHY],
+    "engine-place": [ENGINE, "--group", "g", *WHY],
     "engine-forget": [ENGINE, *WHY], "cap": ["--prefixes", "9"], "mode": ["normal"], "whatif": ["--engine", ENGINE],
     "desired show": [], "desired history": [], "desired diff": ["1"], "desired rollback": ["1"],
     "policy list": [], "policy show": ["degrade"], "policy kinds": [], "policy add": ["p", "warmup", *WHY],

@@ -55,6 +55,7 @@ def test_every_status_has_its_meaning() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_takes_its_required_arguments_alone(kind: str) -> None:
     values: dict[str, Any] = {"prefix_ids": [PREFIX], "tier": "disk", "document": {"cap_prefixes": 5}, "plan": []}
+    values["prefix_id"] = PREFIX
     required = {name: values[name] for name in KINDS[kind].required}
     assert check_arguments(kind, required).items() >= required.items()
 
@@ -76,6 +77,8 @@ def test_each_kind_takes_its_required_arguments_alone(kind: str) -> None:
         ("drain", {"then": "explode"}, "one of keep, offload, evict"),
         ("drain", {"prefix_ids": [PREFIX]}, "prefix_ids is no argument of drain"),
         ("foresee", {"document": 3}, "must be a document"),
+        ("inspect", {"prefix_id": PREFIX[:8]}, "32 hex digits"),
+        ("inspect", {"prefix_ids": [PREFIX]}, "prefix_id is missing"),
     ],
 )
 def test_wrong_arguments_are_named(kind: str, arguments: dict[str, Any], said: str) -> None:
