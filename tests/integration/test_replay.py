@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from cli_inside import run_main
 from typer.testing import CliRunner
 
 from controlplane.cli.replay import replay
@@ -115,17 +116,14 @@ def test_a_broken_line_ends_the_replay_with_the_report_of_what_came_before(trace
     assert "line 31: not JSON" in result.stderr
 
 
-def test_a_trace_that_is_not_there_is_one_sentence(tmp_path):
-    result = run(tmp_path / "none.jsonl")
-    assert result.exit_code == 1
-    assert "cannot be opened" in result.stderr
-    assert result.stdout == ""
+def test_a_trace_that_is_not_there_is_one_sentence(tmp_path, monkeypatch, capsys):
+    code, said = run_main(monkeypatch, capsys, "replay", tmp_path / "none.jsonl")
+    assert (code, "cannot be opened" in said) == (1, True)
 
 
-def test_an_unknown_preset_is_one_sentence(trace):
-    result = run(trace, "--spec", "gpt-7")
-    assert result.exit_code == 2
-    assert "small-gpt-oss" in result.stderr
+def test_an_unknown_preset_is_one_sentence(trace, monkeypatch, capsys):
+    code, said = run_main(monkeypatch, capsys, "replay", trace, "--spec", "gpt-7")
+    assert (code, "small-gpt-oss" in said) == (2, True)
 
 
 def test_a_second_replay_of_the_same_folder_starts_with_its_prefixes(trace, tmp_path):

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import typer
+from cli_inside import run_main
 from typer.testing import CliRunner
 
 from controlplane.cli.spec import spec
@@ -49,7 +50,6 @@ def test_the_table_shows_parts_with_widths_replay_and_fingerprint():
         assert piece in text
 
 
-def test_an_unknown_name_is_refused_with_the_known_ones():
-    result = run("gpt-7")
-    assert result.exit_code == 2
-    assert "small-gpt-oss" in result.stderr
+def test_an_unknown_name_is_refused_with_the_known_ones(monkeypatch, capsys):
+    code, said = run_main(monkeypatch, capsys, "spec", "gpt-7")
+    assert (code, "small-gpt-oss" in said) == (2, True)
