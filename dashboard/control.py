@@ -11,6 +11,7 @@ from typing import Any
 from controlplane.api.client import ControlPlaneClient
 from controlplane.errors import Forbidden
 from controlplane.settings import Settings
+from controlplane.steering.commands import ASK_SECONDS
 from controlplane.steering.deed import new_traceparent
 from dashboard.desired import Whose
 from dashboard.session import ROLES, Person
@@ -72,6 +73,20 @@ def submit(person: Person, engine: str, kind: str, arguments: Mapping[str, Any],
     """Send a command and return its id. `key` makes a second click the same command; the trace is the click's own."""
     with client(person.token) as line:
         sent = line.submit(engine, kind, arguments, reason=reason, idempotency_key=key, traceparent=new_traceparent())
+    return str(sent["id"])
+
+
+def inspect(person: Person, engine: str, prefix_id: str) -> str:
+    """Ask an engine for one prefix's leases and generations as they are now; the command's id."""
+    with client(person.token) as line:
+        sent = line.submit(
+            engine,
+            "inspect",
+            {"prefix_id": prefix_id},
+            reason="looked at in the dashboard",
+            expires_seconds=ASK_SECONDS,
+            traceparent=new_traceparent(),
+        )
     return str(sent["id"])
 
 

@@ -35,6 +35,8 @@ _TOLD = {*_COUNTED, "bytes", "failed", "refused", "reason", "error"}
 
 def outcome_text(kind: str, outcome: Mapping[str, Any]) -> str:
     """A command's outcome as a sentence; whole numbers under other names follow as they are."""
+    if "inspected" in outcome:  # the rest is tables, on the prefix's page
+        return f"{outcome['state']}, version {outcome['version']}, {plural(outcome['leases'], 'lease')}"
     parts = [f"{name} {count_text(outcome[name])}" for name in _COUNTED if isinstance(outcome.get(name), int)]
     if outcome.get("bytes"):
         parts.append(bytes_text(outcome["bytes"]))

@@ -10,7 +10,7 @@ from controlplane.store.queries import PrefixDetail, PrefixView
 from dashboard import data, frames, session
 from dashboard.charts import prefix as prefix_charts
 from dashboard.charts.hits import reason_text
-from dashboard.components import actions, follow, notices, tables
+from dashboard.components import actions, follow, inspection, notices, tables
 from dashboard.components.charting import chart
 from dashboard.components.live import guarded, live
 from dashboard.theme import kind_look, state_text, tier_look
@@ -36,6 +36,7 @@ def draw(engine: str, prefix_id: str) -> None:
         _history(detail)
 
     live(now_and_history)
+    inspection.part(engine, prefix_id)
     guarded(lambda: _tree(person.role, engine, prefix_id))()
 
 
@@ -62,7 +63,7 @@ def _now(detail: PrefixDetail) -> None:
 
 
 def _held_by_whom(row: PrefixView) -> None:
-    """Labels, namespace, and the leases of its engine: an engine does not tell which prefixes they are on."""
+    """Labels, namespace, and the leases of its engine: those on this prefix it tells when asked (`inspection`)."""
     person = session.person()
     engines = [] if person is None else data.engines(person.role)
     stats = next((engine.view.stats for engine in engines if engine.view.id == row.engine_id), {})

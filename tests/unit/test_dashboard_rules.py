@@ -221,6 +221,8 @@ def test_outcomes_read_as_sentences():
     outcome = {"evicted": 12, "bytes": 3 << 30, "refused": [{"prefix_id": "a", "reason": "leased"}]}
     assert outcome_text("evict", outcome) == "evicted 12, 3.0 GiB, 1 prefix refused (leased)"
     assert outcome_text("warm", {"warmed": 2, "bytes": 0, "failed": 1}) == "warmed 2, 1 failed"
+    told = {"inspected": 1, "state": "FULL", "version": 3, "leases": 1, "life": 10**18, "objects": []}
+    assert outcome_text("inspect", told) == "FULL, version 3, 1 lease"
     assert outcome_text("scrub", {"objects": 1200, "damaged": 1}) == "objects 1,200, damaged 1"
     assert outcome_text("pin", {}) == "no details of this pin"
 
