@@ -13,7 +13,7 @@ from controlplane.cli.context import EngineOption, as_bytes, choose_engine, show
 from controlplane.cli.exits import OUT
 from controlplane.cli.groups import Line, Why, grouped
 from controlplane.cli.look import full_id
-from controlplane.cli.sending import raise_unless_done, tell_command, until_ended
+from controlplane.cli.sending import counted, raise_unless_done, tell_command, until_ended
 
 EXPIRES_SECONDS = 30  # a later answer would be about another moment
 CURRENT = {True: "yes", False: "stale", None: "-"}
@@ -58,7 +58,8 @@ def _show(engine: str, said: Mapping[str, Any]) -> None:
     held = "pinned until " + _time(pinned) if pinned else "not pinned"
     OUT.print(f"  {held}{', busy: its bytes are being copied' if said['busy'] else ''}, life {said['life']}")
     leases = said["oldest_leases"]
-    title = f"Leases: {said['leases']:,}" + (f", the oldest {len(leases)}" if len(leases) < said["leases"] else "")
+    title = counted(said["leases"], "lease", "leases") if leases else "Leases"
+    title += f", the oldest {len(leases)}" if len(leases) < said["leases"] else ""
     show_table(title, ("lease", "age", "ends in", "usable", "pointers current"), map(_lease_row, leases))
     told = said["checkpoints_told"]
     less = f", of {told} of {said['checkpoints']:,} checkpoints" if told < said["checkpoints"] else ""

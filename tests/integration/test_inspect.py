@@ -86,7 +86,7 @@ def test_the_command_line_shows_leases_and_generations(ground) -> None:
     with live.engine.acquire(prompt(1), deadline_s=5.0) as lease:
         code, text = kvdeck(deck, prefix_id[:10])
         assert code == 0, text
-        assert "Leases: 1" in text
+        assert "1 lease\n" in text.replace(" \n", "\n")
         assert any(line.startswith(f"{lease.lease_id} ") and " yes" in line for line in text.splitlines())
     assert f"{prefix_id} is FULL" in text
     kinds = {row["kind"] for row in asked(deck, prefix_id)["outcome"]["objects"]}
