@@ -7,6 +7,7 @@ from engine_support import GENEROUS_S, prompt
 
 from engine.commands import BadCommand
 from engine.schedule import inspection
+from engine.telemetry.registry.spans import COMMANDS
 
 
 def look(rig, prefix_id):
@@ -115,3 +116,8 @@ def test_looking_changes_nothing_and_what_is_not_held_is_refused(make_rig):
     assert (unknown.status, unknown.outcome["reason"]) == ("refused", "1 unknown_prefix")
     with pytest.raises(BadCommand, match="the id of one prefix"):
         rig.command("inspect", prefix_ids=[done.prefix_id])
+
+
+def test_every_command_an_engine_takes_is_a_kind_that_its_spans_may_have(make_rig):
+    taken = set(make_rig().engine._commands._kinds)
+    assert taken | {"reconfigure"} == set(COMMANDS)

@@ -36,8 +36,9 @@ def _text(name: str, meaning: str, bound: str) -> Attribute:
 
 _VALIDATIONS = ("compressed_complete", "tail_intact", "window_fresh", "indexer_synced", "disk_reloaded")
 _CODECS = ("lossless", "int8", "fp8", "int4")
-_COMMANDS = (
-    "evict", "warm", "restore", "pin", "unpin", "compress", "offload", "compact", "scrub", "reconfigure",
+COMMANDS = (
+    "evict", "warm", "restore", "pin", "unpin", "compress", "offload", "compact", "scrub", "drain", "foresee",
+    "inspect", "fault", "reconfigure",
 )  # fmt: skip
 
 LOSSES = (
@@ -104,7 +105,7 @@ ATTRIBUTES: dict[str, Attribute] = {
         _text("kvcache.cause.trace_id", "trace of the span that caused it, as its link", _SPAN),
         _text("kvcache.cause.span_id", "that span, as its link", _SPAN),
         _text("kvcache.command.id", "the operator's command, or `desired-<revision>`", "one a command"),
-        _choice("kvcache.command.kind", "what was asked", _COMMANDS),
+        _choice("kvcache.command.kind", "what was asked", COMMANDS),
         _count("kvcache.slabs_freed", "slabs given back", "{slab}"),
         _text("kvcache.fragmentation_before", "JSON: page class -> free bytes over bytes of its slabs", _SPAN),
         _text("kvcache.fragmentation_after", "the same, afterwards", _SPAN),
