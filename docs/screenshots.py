@@ -95,6 +95,9 @@ def shoot(browser: Browser, link: str, into: Path, width: int) -> None:
     page.goto(link)
     page.get_by_text("Needs attention").first.wait_for()
     page.get_by_text("1h", exact=True).first.click()
+    settle(page, looks=1)
+    page.keyboard.press("p")  # else a busy machine draws again for ever, and nothing is ever still
+    page.get_by_text("refresh is paused").first.wait_for()
     navigation = page.get_by_test_id("stSidebarNavLink")
     for name in PAGES:
         navigation.nth(PAGES.index(name)).click()
@@ -108,15 +111,16 @@ def shoot(browser: Browser, link: str, into: Path, width: int) -> None:
             sys.stdout.write(f"{path}\n")
 
 
-def settle(page: Page) -> None:
-    """Until no run goes on, nothing is a leftover of the page before, and two looks two seconds apart are alike."""
-    deadline, before = time.monotonic() + PATIENCE_MS / 1000, ""
+def settle(page: Page, looks: int = 2) -> None:
+    """Until no run goes on, nothing is a leftover of the page before, and so many looks a second apart are alike."""
+    deadline, before, alike = time.monotonic() + PATIENCE_MS / 1000, "", 0
     while time.monotonic() < deadline:
         now = str(page.evaluate(LOOK))
-        if now and now == before:
+        alike = alike + 1 if now and now == before else int(bool(now))
+        if alike >= looks:
             return
         before = now
-        page.wait_for_timeout(2000)
+        page.wait_for_timeout(1000)
     raise SystemExit(f"{page.url} was not drawn within {PATIENCE_MS / 1000:.0f} s")
 
 

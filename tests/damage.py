@@ -6,6 +6,7 @@ function makes exactly one damage and leaves the books balanced, so that `engine
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ CONTINUATION = some_tokens(3, seed=99)
 ANSWERS: dict[tuple[Any, ...], list[torch.Tensor]] = {}
 
 
+def weights_of(model: Any) -> bytes:
+    """A digest of every name and byte of a model's parameters and buffers."""
+    digest = hashlib.blake2b(type(model).__name__.encode())
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        digest.update(name.encode())
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.digest()
+
+
 class Ward:
     """One tiny model, one engine, and everything the engine says about what it refuses."""
 
@@ -42,7 +52,6 @@ class Ward:
         **config: Any,
     ) -> None:  # fmt: skip
         self.model = model if model is not None else tiny_model(name)
-        self._weights = name if model is None else None
         self.log = SpanLog()
         # A prefill so slow that every restore pays: what is refused here is refused for its damage.
         settings = {"gpu_bytes": 8 << 20, "prefill_tokens_per_s": 100.0, **config}
@@ -75,10 +84,8 @@ class Ward:
         return prefill
 
     def without_reuse(self, tokens: np.ndarray, *cuts: int) -> list[torch.Tensor]:
-        """Every step's logits. Of a model by name they are made once in a process: its weights come from its name."""
-        if self._weights is None:
-            return self._uninterrupted(tokens, *cuts)
-        key = (self._weights, self.chunk, cuts, tokens.tobytes())
+        """Every step's logits; made once in a process for the same weights and calls."""
+        key = (weights_of(self.model), self.chunk, cuts, tokens.tobytes())
         if key not in ANSWERS:
             ANSWERS[key] = self._uninterrupted(tokens, *cuts)
         return ANSWERS[key]

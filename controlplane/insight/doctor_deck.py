@@ -70,26 +70,19 @@ def _policies_paused(facts: DeckFacts) -> Iterator[Found]:
             )
 
 
-OVERDUE_TIMES, OVERDUE_SECONDS = 3, 120
+LEADER_SILENT_SECONDS = 90
 
 
 def _leader(facts: DeckFacts) -> Iterator[Found]:
-    """A leader is told by what it does: policies that are due run."""
-    late = [policy for policy in facts.policies if _is_late(policy.every_seconds, policy.last_run_at, facts.at)
-            and not policy.paused]  # fmt: skip
-    if late:
-        leader = facts.store.leader or "nobody"
+    """A leader says that it leads every few seconds, also when its policies find nothing to do."""
+    store = facts.store
+    said = store.leader_seen_at
+    if said is not None and (facts.at - said).total_seconds() > LEADER_SILENT_SECONDS:
         yield Found(
-            summary=f"{len(late)} policies are overdue, first {late[0].name}: no control plane leads (last: {leader})",
-            evidence={"overdue": len(late), "epoch": facts.store.epoch, "last_leader": facts.store.leader},
-            since=max((policy.last_run_at for policy in late if policy.last_run_at), default=None),
+            summary=f"no control plane leads, so no policy runs and no alert begins (last: {store.leader})",
+            evidence={"epoch": store.epoch, "last_leader": store.leader, "leads_since": str(store.leads_since)},
+            since=said,
         )
-
-
-def _is_late(every_seconds: int | None, last_run_at: dt.datetime | None, at: dt.datetime) -> bool:
-    if every_seconds is None or last_run_at is None:
-        return False
-    return (at - last_run_at).total_seconds() > OVERDUE_TIMES * every_seconds + OVERDUE_SECONDS
 
 
 def _refused(facts: DeckFacts) -> Iterator[Found]:
@@ -146,7 +139,7 @@ DECK_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="leader_missing", severity=Severity.SEVERE, look=_leader,
-        looks_for=f"policies whose last run is older than {OVERDUE_TIMES} times their interval and {OVERDUE_SECONDS} s",
+        looks_for=f"a leader that has not said for {LEADER_SILENT_SECONDS} s that it leads",
         advice="Start a control plane (`kvdeck serve`); with several, look at the database's locks.",
     ),
     Rule(

@@ -81,7 +81,6 @@ class PolicyFacts:
     """One policy: its newest run, and how many of the newest runs in a row raised."""
 
     name: str
-    every_seconds: int | None
     paused: bool
     paused_until: dt.datetime | None
     changed_at: dt.datetime
@@ -100,6 +99,7 @@ class StoreFacts:
     epoch: int
     leader: str
     leads_since: dt.datetime | None
+    leader_seen_at: dt.datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

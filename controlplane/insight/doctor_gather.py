@@ -101,7 +101,6 @@ def _policy(policy: Policy, runs: Sequence[tuple[dt.datetime, str | None]]) -> P
     failures = next((number for number, (_, error) in enumerate(runs) if not error), len(runs))
     return PolicyFacts(
         name=policy.name,
-        every_seconds=policy.every_seconds,
         paused=policy.paused,
         paused_until=policy.paused_until,
         changed_at=policy.changed_at,
@@ -130,6 +129,7 @@ def _store(session: Session, settings: Settings, now: dt.datetime) -> StoreFacts
         epoch=leader.epoch if leader else 0,
         leader=leader.holder if leader else "",
         leads_since=leader.began_at if leader else None,
+        leader_seen_at=leader.seen_at if leader else None,
     )
 
 

@@ -6,13 +6,14 @@ With SQLite the one control plane process is the leader; with Postgres, whoever 
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from sqlalchemy import func, select, update
+from sqlalchemy import func, or_, select, update
 from sqlalchemy.orm import Session
 
 from controlplane.auth import Principal, Role
@@ -24,6 +25,7 @@ from controlplane.store.session import Store
 
 LEAD = "lead"
 HOLDER = f"{socket.gethostname()}:{os.getpid()}"[:128]
+SAID_EVERY = dt.timedelta(seconds=20)
 SCHEDULER = Principal("scheduler", Role.ADMIN)
 
 
@@ -112,7 +114,7 @@ def begin_epoch(session: Session) -> int:
     decision was made by somebody who may have been wrong about leading.
     """
     epoch = newest_epoch(session) + 1
-    session.add(LeadershipRow(epoch=epoch, holder=HOLDER, began_at=utc_now()))
+    session.add(LeadershipRow(epoch=epoch, holder=HOLDER, began_at=utc_now(), seen_at=utc_now()))
     session.execute(
         update(Command)
         .where(Command.status.in_(("pending", "delivered")), Command.actor.not_like(f"{POLICY_PREFIX}%"))
@@ -121,3 +123,10 @@ def begin_epoch(session: Session) -> int:
     deed = Deed(principal=SCHEDULER, reason=f"control plane leadership {epoch} begins")
     deed.record(session, LEAD, "scheduler", after={"epoch": epoch})
     return epoch
+
+
+def say_alive(session: Session, epoch: int, now: dt.datetime) -> None:
+    """The leader of this epoch leads still; written down every `SAID_EVERY`."""
+    mine = update(LeadershipRow).where(LeadershipRow.epoch == epoch)
+    old = or_(LeadershipRow.seen_at.is_(None), LeadershipRow.seen_at < now - SAID_EVERY)
+    session.execute(mine.where(old).values(seen_at=now))

@@ -24,7 +24,7 @@ from controlplane.steering import alerts, commands, desired
 from controlplane.steering.alerts.deliver import deliver_due
 from controlplane.steering.alerts.inbound import run_waiting, take_change
 from controlplane.steering.deed import Deed
-from controlplane.steering.leader import SCHEDULER, FencedStore, Leadership, SingleProcessLeadership
+from controlplane.steering.leader import SCHEDULER, FencedStore, Leadership, SingleProcessLeadership, say_alive
 from controlplane.steering.leader_postgres import AdvisoryLockLeadership
 from controlplane.steering.policies import registry
 from controlplane.steering.policies.runner import Ground, Occasion, run_policy
@@ -103,6 +103,7 @@ class Scheduler:
             with self._store.write() as session:
                 registry.seed(session, self._clock())
                 alerts.seed(session, self._clock())
+                say_alive(session, self._leadership.epoch, self._clock())
             with self._store.read() as session:
                 wanted = self._wanted(session)
         for name in set(self._jobs) - set(wanted):

@@ -84,6 +84,7 @@ class LeadershipRow(Base):
     epoch: Mapped[int] = mapped_column(RowId, primary_key=True, autoincrement=False)
     holder: Mapped[str] = mapped_column(String(128))  # host and process id
     began_at: Mapped[dt.datetime]
+    seen_at: Mapped[dt.datetime | None]  # when it last said that it leads; None: it began under an older release
 
 
 class Token(Base):

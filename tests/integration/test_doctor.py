@@ -23,7 +23,7 @@ from controlplane.insight.installation import check_installation
 from controlplane.settings import Settings
 from controlplane.steering import hosts
 from controlplane.store.migrate import upgrade
-from controlplane.store.models import Command, DesiredState, Engine, Policy, PolicyRun, RequestRecord
+from controlplane.store.models import Command, DesiredState, Engine, LeadershipRow, Policy, PolicyRun, RequestRecord
 from controlplane.store.query_types import TimeRange
 
 NOW = dt.datetime.now(dt.UTC).replace(microsecond=0)
@@ -120,6 +120,7 @@ def test_commands_and_policies_that_fail(store) -> None:
         session.add(
             Policy(name="p", kind="compact", parameters={}, every_seconds=10, memory={}, changed_at=NOW, paused=False)
         )
+        session.add(LeadershipRow(epoch=1, holder="h:1", began_at=NOW, seen_at=NOW - dt.timedelta(minutes=2)))
         for minutes, error in ((30, None), (20, "boom"), (10, "boom")):
             at = NOW - dt.timedelta(minutes=minutes)
             session.add(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +19,9 @@ from controlplane.store.models import Alert, Command, DesiredState, HistoryGap, 
 from dashboard import control, data
 from dashboard.app import PAGES
 
-SMALL, LARGE = 2, 20
+SMALL, LARGE = 2, 12
+ONCE_AN_ENGINE = (LARGE - SMALL) // 2
+"""A statement made so many times more is made by engine. A few more are none: what was kept may run out meanwhile."""
 
 
 @contextmanager
@@ -92,12 +95,13 @@ def fleet(database: Database, tmp_path: Any) -> Iterator[Fleet]:
 
 
 def many(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> dict[str, str]:
-    """The reads that took more statements: how many, and one that was repeated."""
+    """The reads that make a statement again for each engine: how many times, and which."""
     found = {}
     for name, statements in after.items():
-        if len(statements) > len(before[name]):
-            often = max(statements, key=statements.count)
-            found[name] = f"{len(before[name])} -> {len(statements)}: {' '.join(often.split())[:200]}"
+        was, now = Counter(before[name]), Counter(statements)
+        often = max(now, key=lambda statement: now[statement] - was[statement], default="")
+        if now[often] - was[often] >= ONCE_AN_ENGINE:
+            found[name] = f"{was[often]} -> {now[often]}: {' '.join(often.split())[:200]}"
     return found
 
 
@@ -150,7 +154,7 @@ def pages(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("pages")
-def test_calls_and_pages_take_as_many_statements_for_twenty_engines_as_for_two(fleet: Fleet) -> None:
+def test_no_call_and_no_page_makes_a_statement_for_each_engine(fleet: Fleet) -> None:
     fleet.grow_to(SMALL)
     small = api_calls(fleet) | page_runs("operator")
     fleet.grow_to(LARGE)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from databases import Database
+from sqlalchemy import select
 from steering_support import (
     ENGINE,
     NOW,
@@ -23,7 +24,8 @@ from controlplane.errors import Conflict, NotFound
 from controlplane.steering import commands
 from controlplane.steering.deed import Deed
 from controlplane.steering.leader import SingleProcessLeadership, newest_epoch
-from controlplane.store.models import Command, Engine
+from controlplane.steering.scheduler import Scheduler
+from controlplane.store.models import Command, Engine, LeadershipRow
 
 
 @pytest.fixture
@@ -101,3 +103,17 @@ def test_a_new_leadership_adopts_what_people_have_waiting_and_fences_policies(de
         assert newest_epoch(session) == 2
         assert session.get(Command, by_person.id).epoch == 2
         assert session.get(Command, by_policy.id).epoch == 1
+
+
+def test_a_leader_with_nothing_to_do_says_that_it_leads(deck: Deck) -> None:
+    began = utc_now()
+    at = [began]
+    scheduler = Scheduler(deck.store, deck.settings, clock=lambda: at[0])
+    for later, seen in ((0, None), (30, 30), (45, 30), (51, 51)):
+        at[0] = began + dt.timedelta(seconds=later)
+        scheduler.sync()
+        with deck.store.read() as session:
+            said = session.scalars(select(LeadershipRow.seen_at)).one()
+        if seen is not None:
+            assert said == began + dt.timedelta(seconds=seen)
+    scheduler.stop()

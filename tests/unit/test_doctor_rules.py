@@ -32,9 +32,11 @@ VIEW = EngineView(
     last_seen_seconds=1.0, health="live", observed_revision=3, desired_revision=3, sync="in_sync",
     observed={"mode": "normal"}, stats={"prefixes": {"FULL": 100}}, snapshot_wanted=False, open_gaps=0,
 )  # fmt: skip
-STORE = StoreFacts(dialect="sqlite", size_bytes=1, overdue={}, epoch=1, leader="h:1", leads_since=AGO)
+STORE = StoreFacts(
+    dialect="sqlite", size_bytes=1, overdue={}, epoch=1, leader="h:1", leads_since=AGO, leader_seen_at=NOW
+)
 POLICY = PolicyFacts(
-    name="degrade", every_seconds=15, paused=False, paused_until=None, changed_at=AGO, last_run_at=NOW,
+    name="degrade", paused=False, paused_until=None, changed_at=AGO, last_run_at=NOW,
     failures_in_a_row=0, error="",
 )  # fmt: skip
 FAILED = FailedCommands(engine_id="e", kind="warm", status="failed", count=2, last_at=AGO, said="x")
@@ -105,7 +107,9 @@ BAD: dict[str, list[tuple[DeckFacts, str]]] = {
     "commands_failed": [(deck(commands=(FAILED,)), "warning")],
     "policy_failing": [(deck(policies=(replace(POLICY, failures_in_a_row=2, error="boom"),)), "warning")],
     "policy_paused": [(deck(policies=(replace(POLICY, paused=True, last_run_at=None),)), "notice")],
-    "leader_missing": [(deck(policies=(replace(POLICY, last_run_at=NOW - dt.timedelta(seconds=166)),)), "severe")],
+    "leader_missing": [
+        (deck(store=replace(STORE, leader_seen_at=NOW - dt.timedelta(seconds=91))), "severe"),
+    ],
     "telemetry_refused": [(deck(refused=(Refusals(of="spans", reason="time", count=3, last_at=NOW),)), "warning")],
     "database_growing": [
         (deck(store=replace(STORE, overdue={"requests": AGO})), "warning"),
@@ -131,8 +135,9 @@ FINE = [
     deck(engine(thrash=(Thrash(namespace="a", evicted=19, came_back=19),))),
     deck(engine(thrash=(Thrash(namespace="b", evicted=81, came_back=20),))),
     deck(engine(clock_ahead_seconds=-4.9)),
-    deck(policies=(replace(POLICY, last_run_at=NOW - dt.timedelta(seconds=164)),)),
-    deck(policies=(replace(POLICY, every_seconds=None, last_run_at=AGO),)),
+    deck(policies=(replace(POLICY, last_run_at=AGO),)),  # a run that finds nothing new is recorded now and then
+    deck(store=replace(STORE, leader_seen_at=NOW - dt.timedelta(seconds=89))),
+    deck(store=replace(STORE, leader_seen_at=None)),
     deck(store=replace(STORE, dialect="postgresql", size_bytes=8 * GIB)),
 ]  # fmt: skip
 
