@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from controlplane.api.calls import Json
 from controlplane.api.client_rules import RuleCalls
 from controlplane.api.client_steering import SteeringCalls, Unreachable
 from controlplane.errors import (
@@ -23,7 +24,6 @@ from controlplane.errors import (
     Unavailable,
 )
 
-Json = dict[str, Any]
 __all__ = ["ControlPlaneClient", "Unreachable"]
 BY_STATUS: Mapping[int, type[ControlPlaneError]] = {
     400: BadRequest,

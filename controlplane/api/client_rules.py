@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-Json = dict[str, Any]
+from controlplane.api.calls import Calls, Json
 
 
-class RuleCalls:
-    """What a client can ask and change of standing rules. `get` and `_post` are the client's own."""
-
-    def get(self, path: str, **query: Any) -> Any:
-        """Any read; a query of None is left out."""
-        raise NotImplementedError
-
-    def _post(self, path: str, body: Mapping[str, Any], traceparent: str | None = None) -> Json:
-        raise NotImplementedError
+class RuleCalls(Calls):
+    """What a client can ask and change of standing rules."""
 
     # Policies
 

@@ -7,9 +7,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from controlplane.api.calls import Calls, Json
 from controlplane.errors import ControlPlaneError
-
-Json = dict[str, Any]
 
 
 class Unreachable(ControlPlaneError):
@@ -18,15 +17,8 @@ class Unreachable(ControlPlaneError):
     status = 503
 
 
-class SteeringCalls:
-    """What a client can ask of engines. `get` and `_post` are the client's own."""
-
-    def get(self, path: str, **query: Any) -> Any:
-        """Any read; a query of None is left out."""
-        raise NotImplementedError
-
-    def _post(self, path: str, body: Mapping[str, Any], traceparent: str | None = None) -> Json:
-        raise NotImplementedError
+class SteeringCalls(Calls):
+    """What a client can ask of engines."""
 
     # Commands
 
