@@ -93,16 +93,24 @@ class Movers:
         """
         work = _Work(targets, move)
         if len(work.todo) > 1 and self._free.acquire(blocking=False):
-            if self._thread is None:
-                self._thread = Thread(target=self._help, name="kvdeck-mover", daemon=True)
-                self._thread.start()
-            self._inbox.put(work)
+            self._give(work)
         try:
             work.run()
         except BaseException:
             with work.helping:
                 raise
         return work.sums()
+
+    def _give(self, work: _Work) -> None:
+        if self._thread is None:
+            thread = Thread(target=self._help, name="kvdeck-mover", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no thread left: this work is done alone, the next asks again
+                self._free.release()
+                return
+            self._thread = thread
+        self._inbox.put(work)
 
     def close(self) -> None:
         """End the helper, unless a device keeps it. Whoever comes later works alone."""

@@ -150,6 +150,21 @@ def test_who_comes_after_the_end_works_alone():
     assert movers._thread is None
 
 
+def test_without_a_thread_to_be_had_one_works_alone_and_asks_again(movers, monkeypatch):
+    def none_left(_):
+        raise RuntimeError("can't start new thread")
+
+    data = random_pages(5, PIECE_BYTES)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", none_left)
+        target = np.zeros((5, PIECE_BYTES), dtype=np.uint8)
+        assert np.array_equal(movers.move([target], copy_from(data.numpy())), page_sums(data))
+    assert np.array_equal(target, data.numpy())
+    assert movers._thread is None
+    movers.move([target], copy_from(data.numpy()))
+    assert movers._thread is not None
+
+
 # -- a file read into slots -------------------------------------------------------------------------------------------
 
 
