@@ -7,6 +7,7 @@ from itertools import islice, pairwise
 import numpy as np
 import pytest
 import torch
+from engine_support import DEPTH
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
@@ -197,7 +198,7 @@ class TailsMachine(RuleBasedStateMachine):
 
 
 TestTailsMachine = TailsMachine.TestCase
-TestTailsMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTailsMachine.settings = settings(max_examples=60 * DEPTH, stateful_step_count=40, deadline=None)
 
 CLASSES = {"wide": 96, "middle": 64, "thin": 24}
 
@@ -400,7 +401,7 @@ def test_a_file_cut_anywhere_is_found():
             diskfile.decode(np.frombuffer(bytearray(raw[:size]), dtype=np.uint8), "x")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100 * DEPTH, deadline=None)
 @given(st.binary(max_size=300), st.integers(0, 400))
 def test_bytes_that_are_no_file_are_refused_and_nothing_else_happens(junk, at):
     raw = bytearray(a_file()[3])
