@@ -21,6 +21,7 @@ from controlplane.insight.doctor_facts import (
 )
 from controlplane.insight.doctor_gather_engines import engine_facts
 from controlplane.settings import Settings
+from controlplane.steering.command_kinds import QUESTIONS
 from controlplane.store.models import Command, LeadershipRow, MetricPoint, Policy, PolicyRun, RequestRecord
 from controlplane.store.queries_engines import list_engines
 from controlplane.store.query_types import TimeRange, inside
@@ -59,6 +60,7 @@ def _failed_commands(session: Session, window: TimeRange, engines: Sequence[str]
     query = (
         select(Command)
         .where(inside(Command.created_at, window), Command.status.in_(("failed", "refused", "expired")))
+        .where(Command.kind.not_in(QUESTIONS))  # a question that has no answer is nothing that was not done
         .order_by(Command.created_at.desc())
         .limit(1000)
     )

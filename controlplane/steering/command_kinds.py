@@ -79,13 +79,14 @@ class Kind:
     """One kind of command: the arguments it needs, and those it may have with their defaults (None: left out).
 
     `acts_on` are the states whose prefixes a selector may choose for it; None: it acts on no single prefixes. `role` is
-    the least one that may send it.
+    the least one that may send it. One that only `asks` changes nothing, whatever its answer.
     """
 
     required: Mapping[str, Check]
     optional: Mapping[str, tuple[Check, Any]]
     acts_on: frozenset[str] | None = None
     role: Role = Role.OPERATOR
+    asks: bool = False
 
     @property
     def takes_prefixes(self) -> bool:
@@ -142,11 +143,13 @@ KINDS: Mapping[str, Kind] = {
             **PACE,
         },
     ),
-    "foresee": Kind(required={"document": _document}, optional={}),
-    "inspect": Kind(required={"prefix_id": _prefix_id}, optional={}),
+    "foresee": Kind(required={"document": _document}, optional={}, asks=True),
+    "inspect": Kind(required={"prefix_id": _prefix_id}, optional={}, asks=True),
     # What goes wrong on purpose, in an engine that was started for it; an empty plan ends it.
     "fault": Kind(required={"plan": _plan}, optional={"lasts_s": (_amount(600), 30)}, role=Role.ADMIN),
 }
+
+QUESTIONS = frozenset(name for name, kind in KINDS.items() if kind.asks)
 
 
 def check_arguments(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

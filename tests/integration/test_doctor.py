@@ -109,10 +109,10 @@ def test_a_clock_ahead_a_revision_not_applied_and_an_old_request(store) -> None:
 
 def test_commands_and_policies_that_fail(store) -> None:
     with store.write() as session:
-        for number in range(3):
+        for number, kind in enumerate(("warm", "warm", "warm", "inspect", "foresee")):
             session.add(
                 Command(
-                    id=f"c{number}", engine_id=ENGINE, kind="warm", arguments={}, idempotency_key=f"k{number}", epoch=0,
+                    id=f"c{number}", engine_id=ENGINE, kind=kind, arguments={}, idempotency_key=f"k{number}", epoch=0,
                     status="failed", progress={}, outcome={"error": "no such prefix"}, actor="a", reason="r",
                     created_at=NOW, expires_at=NOW,
                 )
