@@ -53,7 +53,7 @@ def _check_objects(folder: Path, *, fix: bool) -> dict[str, Any]:
             objects += 1
             n_bytes += (folder / "objects" / name).stat().st_size
             try:
-                disk.read(_file(name, ""))
+                disk.reads.whole(_file(name, ""))
             except CorruptObject as error:
                 damaged.append({"file": name, "why": str(error)})
                 if fix:
@@ -64,7 +64,7 @@ def _check_objects(folder: Path, *, fix: bool) -> dict[str, Any]:
 
 
 def _file(name: str, damage: str) -> Any:
-    from engine.memory.disk import DiskFile
+    from engine.memory.diskfile import DiskFile
 
     return DiskFile(name=name, file_bytes=0, n_pages=0, live_pages=0, damage=damage)
 

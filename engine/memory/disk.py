@@ -10,8 +10,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,11 +25,11 @@ import torch
 from engine.clock import Clock, SystemClock
 from engine.errors import CorruptObject, FolderLocked, TierUnavailable
 from engine.memory import diskfile
-from engine.memory.checksum import PageSums, Rows
+from engine.memory.checksum import PageSums
 from engine.memory.device import Device, SystemDevice
-from engine.memory.diskfile import Identity, ObjectHeader, ParsedHeader, StoredObject
+from engine.memory.diskfile import DiskFile, ObjectHeader
+from engine.memory.diskreads import DiskReads
 from engine.memory.lane import Overdue
-from engine.memory.movers import Movers, Piece
 from engine.memory.quarantine import QUARANTINE_SHARE, Quarantine
 from engine.memory.transfer import Transfer
 
@@ -37,22 +37,6 @@ T = TypeVar("T")
 
 PATIENCE_AT_START = 20
 """A cold disk with many files takes its time, and nobody waits for an answer yet: so many limits of a call."""
-
-
-@dataclass(eq=False, slots=True)
-class DiskFile:
-    """A published file. `live_pages` counts pages that some prefix still refers to; at 0 the file goes.
-
-    `damage` is what was found wrong with it, in words.
-    """
-
-    name: str
-    file_bytes: int
-    n_pages: int
-    live_pages: int
-    generation: int = 0
-    damage: str = ""
-    header_digest: int | None = None  # of the header it was written or found with; None: nobody has seen it yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +69,7 @@ class DiskTier:
         self._clock = clock or SystemClock()
         self._io = io or Transfer("disk", self._clock)
         self._objects = folder / "objects"
+        self.reads = DiskReads(self._objects, self._device)
         for path in (folder, self._objects, folder / "quarantine"):
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(0o700)
@@ -117,6 +102,9 @@ class DiskTier:
             os.close(self._lock_fd)
             self._lock_fd = None
 
+    def path(self, file: DiskFile) -> Path:
+        return self._objects / file.name
+
     # -- writing ----------------------------------------------------------------------------------------------------
 
     def reserve(self, n_bytes: int) -> bool:
@@ -133,7 +121,7 @@ class DiskTier:
         """A name no other file has, whatever the wall clock does; called under the engine lock."""
         while True:
             self._serial += 1
-            name = f"{_stem(header)}{self._serial}.safetensors"
+            name = f"{header.stem}{self._serial}.safetensors"
             if name not in self.files and name not in self._underway:
                 return name
 
@@ -193,103 +181,6 @@ class DiskTier:
     def sync_folder(self) -> None:
         """Make the names of what was published last. Once for several objects: it is half of the cost of writing."""
         self._device.sync_folder(self._objects)
-
-    # -- reading ----------------------------------------------------------------------------------------------------
-
-    def path(self, file: DiskFile) -> Path:
-        return self._objects / file.name
-
-    def read(self, file: DiskFile) -> StoredObject:
-        """The whole object, every checksum compared. Raises `CorruptObject`, or OSError from the device."""
-        with self._opened(file) as fd:
-            raw = np.empty(self._device.size(fd), dtype=np.uint8)
-            self._fill(fd, raw.data, 0, file.name)
-        stored = diskfile.decode(raw, file.name)
-        _check_identity(file, stored.header, stored.digest)
-        return stored
-
-    def read_into(
-        self,
-        file: DiskFile,
-        first: int,
-        targets: Sequence[Rows],
-        movers: Movers,
-        accept: Callable[[ObjectHeader], None],
-    ) -> PageSums:
-        """Read pages from `first` on into `targets`, one after the other, and compare header, tokens and the checksum
-        of each of these pages, taken of what has arrived in the target; returns the checksums.
-
-        `accept` may raise for what the header says, before a target is touched. Raises `CorruptObject`, or OSError
-        from the device; the targets then hold anything.
-        """
-        with self._opened(file) as fd:
-            head = self._read_head(fd, file)
-            accept(head.header)
-            last, size = first + sum(map(len, targets)), head.page_bytes
-            if last > head.header.n_pages or any(target.shape[1] != size for target in targets):
-                raise CorruptObject(
-                    f"{file.name}: it holds {head.header.n_pages} pages of {size:,} bytes, not those asked"
-                )
-            start = head.pages_offset + first * size
-
-            def move(piece: Piece, offset: int) -> None:
-                self._fill(fd, piece.data, start + offset, file.name)
-
-            found = movers.move(targets, move)
-        sums = head.sums[first:last]
-        diskfile.prove(found, sums, file.name)
-        return sums
-
-    def _read_head(self, fd: int, file: DiskFile) -> diskfile.Head:
-        parsed, header = self._read_header(fd, self._device.size(fd), file.name)
-        raw = np.empty(max(len(header), diskfile.head_bytes(parsed)), dtype=np.uint8)
-        raw[: len(header)] = header
-        self._fill(fd, raw.data[len(header) :], len(header), file.name)
-        head = diskfile.decode_head(raw, parsed, file.name)
-        _check_identity(file, head.header, head.digest)
-        return head
-
-    @contextmanager
-    def _opened(self, file: DiskFile) -> Iterator[int]:
-        try:
-            fd = self._device.open(self.path(file), os.O_RDONLY)
-        except FileNotFoundError as error:
-            raise CorruptObject(
-                f"{file.name}: the file is gone; something other than this engine removed it"
-            ) from error
-        try:
-            yield fd
-        finally:
-            self._device.close(fd)
-
-    def _fill(self, fd: int, view: memoryview, offset: int, name: str) -> None:
-        done = 0
-        while done < len(view):
-            n = self._device.read(fd, view[done:], offset + done)
-            if not n:
-                raise CorruptObject(f"{name}: it ended after {offset + done:,} of {offset + len(view):,} bytes")
-            done += n
-
-    def _read_header(self, fd: int, size: int, name: str) -> tuple[ParsedHeader, npt.NDArray[np.uint8]]:
-        """The header, and the bytes it was read from: the file's first."""
-        length = np.zeros(min(size, 8), dtype=np.uint8)
-        self._fill(fd, length.data, 0, name)
-        claimed = int.from_bytes(length.tobytes(), "little") if len(length) == 8 else 0
-        head = np.empty(len(length) + min(claimed, diskfile.HEADER_LIMIT_BYTES, size - len(length)), dtype=np.uint8)
-        head[: len(length)] = length
-        self._fill(fd, head.data[len(length) :], len(length), name)
-        return diskfile.parse_header(head.data, size, name), head
-
-    def _read_identity(self, name: str, size: int) -> Identity:
-        fd = self._device.open(self._objects / name, os.O_RDONLY)
-        try:
-            (metadata, entries, start), _ = self._read_header(fd, size, name)
-            first, last = entries["tokens"]["data_offsets"]
-            data = bytearray(last - first)
-            self._fill(fd, memoryview(data), start + first, name)
-            return diskfile.decode_identity(metadata, entries, bytes(data), name)
-        finally:
-            self._device.close(fd)
 
     # -- removing ---------------------------------------------------------------------------------------------------
 
@@ -352,7 +243,7 @@ class DiskTier:
                 self._delete(self._objects / name)
                 continue
             try:
-                found = self._at_start(name, partial(self._identity, name, size))
+                found = self._at_start(name, partial(self.reads.identity, name, size))
             except FileNotFoundError:  # gone since the folder was read
                 continue
             except CorruptObject as error:
@@ -365,11 +256,6 @@ class DiskTier:
             self.used_bytes += size
             self.record(file)
             yield AdoptedFile(file=file, header=found.header, tokens=found.tokens)
-
-    def _identity(self, name: str, size: int) -> Identity:
-        found = self._read_identity(name, size)
-        _check_name(name, found.header)
-        return found
 
     def _at_start(self, what: str, work: Callable[[], T]) -> T:
         try:
@@ -406,19 +292,3 @@ class DiskTier:
             )
         odd = [f for f in self.files.values() if not 0 < f.live_pages <= f.n_pages]
         return found + [f"disk: {f.name} has {f.live_pages} live of {f.n_pages} pages" for f in odd]
-
-
-def _stem(header: ObjectHeader) -> str:
-    return f"{header.prefix_id}-{header.kind}-{header.boundary}-{header.written_ns:x}-"
-
-
-def _check_identity(file: DiskFile, header: ObjectHeader, digest: int) -> None:
-    _check_name(file.name, header)
-    if file.header_digest not in (None, digest):
-        raise CorruptObject(f"{file.name}: it is whole, and is not the object that was written under its name")
-
-
-def _check_name(name: str, header: ObjectHeader) -> None:
-    """A file can be whole and yet the wrong one, when somebody renamed or restored files: the books go by name."""
-    if not name.startswith(_stem(header)):
-        raise CorruptObject(f"{name}: it holds another object, {_stem(header).removesuffix('-')}")

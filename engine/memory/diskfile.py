@@ -53,6 +53,38 @@ class ObjectHeader:
         """64 bits over all of it: a whole file under the right name may yet be another one."""
         return digest_of(self.text)
 
+    @property
+    def stem(self) -> str:
+        """How the name of its file begins."""
+        return f"{self.prefix_id}-{self.kind}-{self.boundary}-{self.written_ns:x}-"
+
+    def check_name(self, name: str) -> None:
+        """A file can be whole and yet the wrong one, when somebody renamed or restored files: the books go by name."""
+        if not name.startswith(self.stem):
+            raise CorruptObject(f"{name}: it holds another object, {self.stem.removesuffix('-')}")
+
+
+@dataclass(eq=False, slots=True)
+class DiskFile:
+    """A published file. `live_pages` counts pages that some prefix still refers to; at 0 the file goes.
+
+    `damage` is what was found wrong with it, in words.
+    """
+
+    name: str
+    file_bytes: int
+    n_pages: int
+    live_pages: int
+    generation: int = 0
+    damage: str = ""
+    header_digest: int | None = None  # of the header it was written or found with; None: nobody has seen it yet
+
+    def check(self, header: ObjectHeader, digest: int) -> None:
+        """Raises `CorruptObject` when what was read under its name is another object, or another writing of it."""
+        header.check_name(self.name)
+        if self.header_digest not in (None, digest):
+            raise CorruptObject(f"{self.name}: it is whole, and is not the object that was written under its name")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObject:

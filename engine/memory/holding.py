@@ -9,7 +9,7 @@ from typing import NamedTuple
 from engine.memory.arena import Pointer, Slots
 from engine.memory.checksum import PageSums
 from engine.memory.codec import NATIVE, CodecMeta
-from engine.memory.disk import DiskFile
+from engine.memory.diskfile import DiskFile
 from engine.model.objects import ObjectKind
 
 

@@ -22,8 +22,8 @@ from engine.errors import CodecRefused, ConfigError, CorruptObject, OutOfMemory,
 from engine.memory.arena import Arena, Slots
 from engine.memory.checksum import PageSums, Rows, page_sums
 from engine.memory.codec import CODECS, NATIVE, NATIVE_META, CodecMeta, PageCodec
-from engine.memory.disk import DiskFile, DiskTier
-from engine.memory.diskfile import ObjectHeader
+from engine.memory.disk import DiskTier
+from engine.memory.diskfile import DiskFile, ObjectHeader
 from engine.memory.faults import Faults, FaultyArena, FaultyDevice
 from engine.memory.holding import Bound, DiskCopy, Holding, SlotCopy, Tier
 from engine.memory.landing import Landing
@@ -285,7 +285,7 @@ class Tiers:
         """The pages of a disk copy, and the whole file proven. Raises `CorruptObject` or `TierUnavailable`."""
         disk, transfer = self._disk(), self.io[Tier.DISK]
         with _damage_noted(copy):
-            stored = transfer.run(transfer.read, copy.file.file_bytes, lambda: disk.read(copy.file))
+            stored = transfer.run(transfer.read, copy.file.file_bytes, lambda: disk.reads.whole(copy.file))
             _check_form(copy, stored.header)
         first, last = copy.first, copy.first + copy.n_pages
         return stored.pages[first:last], stored.sums[first:last]
@@ -299,7 +299,8 @@ class Tiers:
         disk, transfer, copy = self._disk(), self.io[Tier.DISK], into.copy
 
         def read(rows: Sequence[Rows]) -> PageSums:
-            work = partial(disk.read_into, source.file, source.first, rows, self._movers, partial(_check_form, source))
+            accept = partial(_check_form, source)
+            work = partial(disk.reads.pages, source.file, source.first, rows, self._movers, accept)
             return transfer.run(transfer.read, source.total_bytes, lambda: into.fill(work), deadline_ns)
 
         with _damage_noted(source):

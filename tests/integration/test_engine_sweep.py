@@ -10,7 +10,9 @@ import pytest
 from engine_support import prompt
 
 from engine.errors import TierUnavailable
-from engine.memory.disk import DiskFile, DiskTier
+from engine.memory.disk import DiskTier
+from engine.memory.diskfile import DiskFile
+from engine.memory.diskreads import DiskReads
 from engine.memory.quarantine import QUARANTINE_FILES, quarantined
 
 
@@ -61,7 +63,7 @@ def test_a_file_that_cannot_be_read_at_start_is_named_and_nothing_is_left_runnin
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as broken:
-        broken.setattr(DiskTier, "_read_identity", fails)
+        broken.setattr(DiskReads, "identity", fails)
         with pytest.raises(TierUnavailable, match="check the device"):
             make_rig(gpu_bytes=1 << 20, disk_bytes=8 << 20, data_dir=tmp_path)
     again = make_rig(gpu_bytes=1 << 20, disk_bytes=8 << 20, data_dir=tmp_path, clock=first.clock)

@@ -172,7 +172,7 @@ def test_a_part_of_a_file_is_read_to_where_it_belongs(disk, movers):
     data = random_pages(6)
     file = published(disk, data)
     targets = [np.zeros((1, PAGE_BYTES), dtype=np.uint8), np.zeros((2, PAGE_BYTES), dtype=np.uint8)]
-    sums = disk.read_into(file, 2, targets, movers, anything)
+    sums = disk.reads.pages(file, 2, targets, movers, anything)
     assert np.array_equal(np.concatenate(targets), data.numpy()[2:5])
     assert np.array_equal(sums, page_sums(data)[2:5])
 
@@ -185,9 +185,9 @@ def test_a_flipped_bit_in_any_page_that_is_read_is_found(disk, movers, page):
     raw[len(raw) - (6 - page) * PAGE_BYTES + 100] ^= 1
     disk.path(file).write_bytes(raw)
     with pytest.raises(CorruptObject, match=f"page {page - 2} of 3"):
-        disk.read_into(file, 2, [np.zeros((3, PAGE_BYTES), dtype=np.uint8)], movers, anything)
+        disk.reads.pages(file, 2, [np.zeros((3, PAGE_BYTES), dtype=np.uint8)], movers, anything)
     with pytest.raises(CorruptObject, match=f"page {page} of 6"):
-        disk.read(file)
+        disk.reads.whole(file)
 
 
 def test_what_the_header_says_is_judged_before_a_byte_of_the_target_changes(disk, movers):
@@ -199,11 +199,11 @@ def test_what_the_header_says_is_judged_before_a_byte_of_the_target_changes(disk
         raise CorruptObject("another form")
 
     with pytest.raises(CorruptObject, match="another form"):
-        disk.read_into(file, 0, [target], movers, refuse)
+        disk.reads.pages(file, 0, [target], movers, refuse)
     with pytest.raises(CorruptObject, match="not those asked"):
-        disk.read_into(file, 1, [target], movers, anything)
+        disk.reads.pages(file, 1, [target], movers, anything)
     with pytest.raises(CorruptObject, match="not those asked"):
-        disk.read_into(file, 0, [target.reshape(3, -1)], movers, anything)
+        disk.reads.pages(file, 0, [target.reshape(3, -1)], movers, anything)
     assert (target == 7).all()
 
 
@@ -274,7 +274,7 @@ def test_a_read_that_is_short_goes_on_where_it_ended(disk, movers):
 
     data = random_pages(6)
     file = published(disk, data)
-    disk._device = Short()
+    disk.reads._device = Short()
     target = np.zeros((6, PAGE_BYTES), dtype=np.uint8)
-    disk.read_into(file, 0, [target], movers, anything)
+    disk.reads.pages(file, 0, [target], movers, anything)
     assert np.array_equal(target, data.numpy())
