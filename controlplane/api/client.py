@@ -80,9 +80,9 @@ class ControlPlaneClient(RuleCalls, SteeringCalls):
         """The caller's name and role."""
         return _document(self.get("/v1/me"))
 
-    def overview(self) -> Any:
-        """What needs attention first."""
-        return self.get("/v1/overview")
+    def overview(self, **filters: Any) -> Any:
+        """A range in numbers, by `engine, namespace, minutes`."""
+        return self.get("/v1/overview", **filters)
 
     def engines(self) -> Any:
         """Every engine with what it last said."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Select, select, text, union_all
+from sqlalchemy import Select, func, select, text, union_all
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
@@ -22,6 +22,7 @@ from controlplane.insight.doctor_facts import (
 from controlplane.insight.doctor_gather_engines import engine_facts
 from controlplane.settings import Settings
 from controlplane.steering.command_kinds import QUESTIONS
+from controlplane.store.among import among
 from controlplane.store.models import Command, LeadershipRow, MetricPoint, Policy, PolicyRun, RequestRecord
 from controlplane.store.queries_engines import list_engines
 from controlplane.store.query_types import TimeRange, inside
@@ -57,27 +58,30 @@ def gather(
 
 
 def _failed_commands(session: Session, window: TimeRange, engines: Sequence[str]) -> tuple[FailedCommands, ...]:
-    query = (
-        select(Command)
+    """How many failed, by engine, kind and end, each with the newest of them."""
+    alike = (Command.engine_id, Command.kind, Command.status)
+    counted = (
+        select(
+            Command.id,
+            func.count().over(partition_by=alike).label("count"),
+            func.row_number().over(partition_by=alike, order_by=(Command.created_at.desc(), Command.id)).label("place"),
+        )
         .where(inside(Command.created_at, window), Command.status.in_(("failed", "refused", "expired")))
         .where(Command.kind.not_in(QUESTIONS))  # a question that has no answer is nothing that was not done
-        .order_by(Command.created_at.desc())
-        .limit(1000)
+        .where(among(session, Command.engine_id, engines))
+        .subquery()
     )
-    grouped: dict[tuple[str, str, str], list[Command]] = defaultdict(list)
-    for command in session.scalars(query):
-        if command.engine_id in engines:
-            grouped[command.engine_id, command.kind, command.status].append(command)
+    newest = select(Command, counted.c["count"]).join(counted, counted.c.id == Command.id).where(counted.c.place == 1)
     return tuple(
         FailedCommands(
-            engine_id=engine_id,
-            kind=kind,
-            status=status,
-            count=len(found),
-            last_at=found[0].finished_at or found[0].created_at,
-            said=str(found[0].outcome.get("reason") or found[0].outcome.get("error") or ""),
+            engine_id=command.engine_id,
+            kind=command.kind,
+            status=command.status,
+            count=count,
+            last_at=command.finished_at or command.created_at,
+            said=str(command.outcome.get("reason") or command.outcome.get("error") or ""),
         )
-        for (engine_id, kind, status), found in sorted(grouped.items())
+        for command, count in session.execute(newest.order_by(*alike))
     )
 
 

@@ -136,6 +136,21 @@ def test_commands_and_policies_that_fail(store) -> None:
     assert {"commands_failed", "policy_failing", "leader_missing"} <= found(store)
 
 
+def test_however_often_another_engine_fails_this_ones_failures_are_told_with_the_newest(store) -> None:
+    def failed(name: str, engine: str, seconds: int, error: str) -> Command:
+        at = NOW - dt.timedelta(seconds=seconds)
+        return Command(
+            id=name, engine_id=engine, kind="evict", arguments={}, idempotency_key=name, epoch=0, status="failed",
+            progress={}, outcome={"error": error}, actor="a", reason="r", created_at=at, expires_at=at,
+        )  # fmt: skip
+
+    with store.write() as session:
+        session.add_all(failed(f"b{number}", "gone", 1, "away") for number in range(1001))
+        session.add_all((failed("older", ENGINE, 30, "older"), failed("newer", ENGINE, 20, "newer")))
+    (mine,) = facts_of(store).commands
+    assert (mine.engine_id, mine.count, mine.said) == (ENGINE, 2, "newer")
+
+
 def test_the_api_tells_findings_and_refuses_an_engine_it_does_not_know(store) -> None:
     api = Api(store)
     with store.write() as session:
