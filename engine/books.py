@@ -86,8 +86,7 @@ def _check_disk(ledger: Ledger, nodes: list[PrefixNode]) -> list[str]:
     for holding in _holdings(nodes):
         if holding.disk is not None:
             live[holding.disk.file.name] = live.get(holding.disk.file.name, 0) + holding.disk.n_pages
-    leaving = {file.name for file in (*ledger.tiers.doomed, *ledger.tiers.damaged)}
-    found = disk.violations(leaving, ledger.underway.disk_bytes)
+    found = disk.violations(ledger.tiers.sweeper.names, ledger.underway.disk_bytes)
     for name, file in disk.files.items():
         if live.get(name, 0) != file.live_pages:
             found.append(f"disk: {name} counts {file.live_pages} live pages, prefixes refer to {live.get(name, 0)}")

@@ -87,7 +87,7 @@ class Kinds:
             if reason:
                 refused.append({"prefix_id": prefix_id, "reason": reason})
             ticket.tell(done=evicted, of=max(len(ids), evicted), bytes=freed)
-        self._ledger.tiers.sweep()
+        self._ledger.tiers.sweeper.sweep()
         return {"evicted": evicted, "bytes": freed, "refused": refused}
 
     def _evict_all(
@@ -295,7 +295,7 @@ class Kinds:
         found: dict[str, Any] = {"drained": 1, "leases_left": left, "prefixes": len(leaves_first)}
         if then == "evict":
             n, freed, kept = self._evict_all(ticket, leaves_first, 0, 0, len(leaves_first))
-            self._ledger.tiers.sweep()
+            self._ledger.tiers.sweeper.sweep()
             refused = [{"reason": kept}] if kept else []
             return {**found, "evicted": n, "bytes": freed, "refused": refused}
         if then == "offload":

@@ -33,6 +33,7 @@ from engine.index.radix import TOKEN_BYTES
 from engine.index.space import space_of
 from engine.memory.drill import Drill
 from engine.memory.faults import Faults, FaultyClock
+from engine.memory.paged import PagedView, paged_view
 from engine.memory.tiers import Tiers
 from engine.model.objects import ObjectKind, SegmentKey, bytes_per_token, checkpoint_bytes, layouts_of
 from engine.model.spec import ModelSpec
@@ -62,7 +63,6 @@ from engine.telemetry.ring import NO_SPAN, Ring, SpanContext, Tally, new_span
 from engine.tokens import Tokens, check_namespace, token_bytes
 
 if TYPE_CHECKING:
-    from engine.memory.paged import PagedView
     from engine.memory.state import NewState
 
 
@@ -278,7 +278,7 @@ class CacheEngine:
 
         Raises `ConfigError` for a tensor that these pages do not hold, `NotMaterialised` without bytes.
         """
-        return self._tiers.paged_view(kind, key)
+        return paged_view(self._tiers.gpu, self._tiers.layouts, kind, key)
 
     # -- administration ---------------------------------------------------------------------------------------------
 
@@ -367,7 +367,7 @@ class CacheEngine:
             self._ledger.unpin_run_out()
             if self._mode_expires_ns and self._ledger.clock.wall_ns() >= self._mode_expires_ns:
                 self._mode, self._mode_expires_ns = Mode(self.config.mode), 0
-        self._tiers.sweep()
+        self._tiers.sweeper.sweep()
 
     def close(self) -> None:
         """Finish queued work, keep on disk what fits, flush telemetry, let go of the folder. Twice is once."""
@@ -380,7 +380,7 @@ class CacheEngine:
             for lease in self._ledger.leases.live():
                 self._ledger.leases.release(lease)
         self._adopter.persist(self.config.persist_s)
-        self._tiers.sweep(wait=True)
+        self._tiers.sweeper.sweep(wait=True)
         self._let_go()
 
     def _open(self) -> None:
@@ -427,7 +427,7 @@ class CacheEngine:
 
         It looks at every prefix, slot and file under the engine lock: requests wait for it.
         """
-        self._tiers.sweep(wait=True)
+        self._tiers.sweeper.sweep(wait=True)
         return books.check(self._ledger, self._validator.prove)
 
     def counters(self) -> Counters:

@@ -18,7 +18,7 @@ import torch
 import xxhash
 
 from engine.errors import CorruptObject
-from engine.memory.checksum import PageSums, page_sums, tensor_sum
+from engine.memory.checksum import PageSums, proven, tensor_sum
 from engine.memory.codec import CodecMeta
 
 FORMAT = "kvdeck-object-1"
@@ -156,7 +156,7 @@ def decode(raw: npt.NDArray[np.uint8], name: str) -> StoredObject:
     head = decode_head(raw, parse_header(raw.data, len(raw), name), name)
     pages = torch.from_numpy(raw[head.pages_offset :][: head.header.n_pages * head.page_bytes])
     pages = pages.view(head.header.n_pages, head.page_bytes)
-    prove(page_sums(pages), head.sums, name)
+    proven(name, pages, head.sums)
     return StoredObject(header=head.header, digest=head.digest, pages=pages, sums=head.sums, tokens=head.tokens)
 
 
@@ -189,13 +189,6 @@ def head_bytes(parsed: ParsedHeader) -> int:
 def digest_of(text: str) -> int:
     """Of a header as a file has it."""
     return xxhash.xxh3_64_intdigest(text.encode())
-
-
-def prove(found: PageSums, sums: PageSums, name: str) -> None:
-    """Raises `CorruptObject` naming the first page whose checksum is another one."""
-    bad = np.flatnonzero(found != sums)
-    if len(bad):
-        raise CorruptObject(f"{name}: page {int(bad[0])} of {len(sums)} does not match its checksum")
 
 
 def decode_identity(metadata: Mapping[str, str], entries: Mapping[str, Any], data: bytes, name: str) -> Identity:

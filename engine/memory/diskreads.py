@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from engine.errors import CorruptObject
 from engine.memory import diskfile
-from engine.memory.checksum import PageSums, Rows
+from engine.memory.checksum import PageSums, Rows, prove
 from engine.memory.device import Device
 from engine.memory.diskfile import DiskFile, Identity, ObjectHeader, ParsedHeader, StoredObject
 from engine.memory.movers import Movers, Piece
@@ -63,7 +63,7 @@ class DiskReads:
 
             found = movers.move(targets, move)
         sums = head.sums[first:last]
-        diskfile.prove(found, sums, file.name)
+        prove(found, sums, file.name)
         return sums
 
     def identity(self, name: str, size: int) -> Identity:

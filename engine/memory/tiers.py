@@ -1,39 +1,35 @@
 """The three tiers of one engine, and the byte work between them: no index, no states, no decisions.
 
-Metadata calls (`take`, `free`, `bind`) are made under the engine lock; byte work (`put`, `fill_host`,
-`write_file`, reads) without it, on copies that the caller owns or has marked busy.
+Metadata calls (`free_slots`, `drop_*`, `bind`) are made under the engine lock; byte work (`put`, `fill_host`,
+`write_file`, reads) without it, on copies that the caller owns or has marked busy. What a lease reads: loader.py.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
 import torch
 
 from engine.clock import Clock
-from engine.errors import CodecRefused, ConfigError, CorruptObject, OutOfMemory, TierUnavailable
+from engine.errors import CorruptObject, OutOfMemory, TierUnavailable
 from engine.memory.arena import Arena, Slots
-from engine.memory.checksum import PageSums, Rows, page_sums
+from engine.memory.checksum import PageSums, Rows, page_sums, proven
 from engine.memory.codec import CODECS, NATIVE, NATIVE_META, CodecMeta, PageCodec
 from engine.memory.disk import DiskTier
 from engine.memory.diskfile import DiskFile, ObjectHeader
 from engine.memory.faults import Faults, FaultyArena, FaultyDevice
 from engine.memory.holding import Bound, DiskCopy, Holding, SlotCopy, Tier
 from engine.memory.landing import Landing
-from engine.memory.lane import Lane, Overdue
-from engine.memory.layout import empty_sections, join, torch_dtype, unpack_block, unpack_pages
+from engine.memory.lane import Lane
 from engine.memory.movers import Movers, copy_from
-from engine.memory.paged import PagedView
-from engine.memory.state import LoadedState
-from engine.memory.transfer import NO_MEMORY, Breaker, CopyStream, Transfer
-from engine.model.objects import ObjectKind, PrefixLayouts, SegmentKey
+from engine.memory.sweeper import Sweeper
+from engine.memory.transfer import NO_MEMORY, CopyStream, Transfer, no_memory
+from engine.model.objects import ObjectKind, PrefixLayouts
 
 DEFAULT_BYTES_PER_S = {Tier.HOST: 4e9, Tier.DISK: 5e8, Tier.GPU: 1e11}
 
@@ -76,14 +72,10 @@ class Tiers:
         if disk_bytes and data_dir is not None:
             drive = None if faults is None else FaultyDevice(faults)
             self.disk = DiskTier(data_dir, disk_bytes, device=drive, clock=clock, io=self.io[Tier.DISK])
+        self.sweeper = Sweeper(self.disk, self.io[Tier.DISK])
         self.materialise = materialise
         self.sealed_on_commit = materialise and not cuda
-        self.doomed: deque[DiskFile] = deque()
-        self.damaged: deque[DiskFile] = deque()
-        self.sweep_failures = 0
-        self.sweep_fails = False  # the last one could not delete all
-        self._sweeping = Lock()
-        self._stream = CopyStream(device if materialise else "cpu")
+        self.stream = CopyStream(device if materialise else "cpu")
 
     def _classes(self) -> dict[str, int]:
         found = {}
@@ -137,9 +129,8 @@ class Tiers:
         if copy is None:
             return 0
         copy.file.live_pages -= copy.n_pages
-        if copy.file.live_pages <= 0 and self.disk is not None:
-            self.disk.forget(copy.file)
-            (self.damaged if damaged else self.doomed).append(copy.file)
+        if copy.file.live_pages <= 0:
+            self.sweeper.forget(copy.file, damaged=damaged)
         return copy.total_bytes
 
     def drop_all(self, holding: Holding) -> int:
@@ -160,35 +151,6 @@ class Tiers:
 
     # -- bytes, without the lock ------------------------------------------------------------------------------------
 
-    def sweep(self, *, wait: bool = False) -> None:
-        """Delete files that were forgotten and move damaged ones aside. I/O: called without the engine lock.
-
-        One thread at a time; another one comes back at once, unless it is to `wait`. A device that fails costs the
-        caller nothing: the files wait for the next sweep.
-        """
-        if self.disk is not None and self._sweeping.acquire(blocking=wait):
-            try:
-                self._sweep(self.disk, self.io[Tier.DISK])
-            finally:
-                self._sweeping.release()
-
-    def _sweep(self, disk: DiskTier, io: Transfer) -> None:
-        self.sweep_fails = io.breaker.state is Breaker.OPEN or self._lane.full
-        if self.sweep_fails:
-            return
-        try:
-            if disk.leftovers:
-                io.bounded(disk.delete_leftovers)
-            for waiting, act in ((self.doomed, disk.unlink), (self.damaged, disk.quarantine)):
-                for _ in range(len(waiting)):
-                    io.bounded(partial(act, waiting[0]))
-                    waiting.popleft()
-        except OSError:
-            self.sweep_failures, self.sweep_fails = self.sweep_failures + 1, True
-        except Overdue:
-            self.sweep_failures, self.sweep_fails = self.sweep_failures + 1, True
-            io.breaker.trip()
-
     @property
     def stuck_calls(self) -> int:
         """Calls to the disk that nobody waits for any more and that have not come back."""
@@ -205,7 +167,7 @@ class Tiers:
         else:
             found[Tier.DISK] |= {
                 "stuck": self._lane.stuck, "overdue": self._lane.overdue, "leaving_bytes": self.disk.leaving_bytes,
-                "sweep_failures": self.sweep_failures, **self.disk.quarantine_figures(),
+                "sweep_failures": self.sweeper.failures, **self.disk.quarantine_figures(),
             }  # fmt: skip
         return found
 
@@ -222,9 +184,9 @@ class Tiers:
         Raises `OutOfMemory`; the slots stay the caller's.
         """
         try:
-            self._stream.run(lambda: self.gpu.write(copy.page_class, copy.slots, data))
+            self.stream.run(lambda: self.gpu.write(copy.page_class, copy.slots, data))
         except NO_MEMORY as error:
-            raise _no_memory() from error
+            raise no_memory() from error
         if sums is not None:
             copy.sums = sums
         elif self.sealed_on_commit:
@@ -233,9 +195,9 @@ class Tiers:
     def move_pages(self, page_class: str, old: Slots, new: Slots) -> None:
         """Copy pages from one set of GPU slots to another. Raises `OutOfMemory`."""
         try:
-            self._stream.run(lambda: self.gpu.write(page_class, new, self.gpu.read(page_class, old)))
+            self.stream.run(lambda: self.gpu.write(page_class, new, self.gpu.read(page_class, old)))
         except NO_MEMORY as error:
-            raise _no_memory() from error
+            raise no_memory() from error
 
     def gpu_bytes_on_host(self, copy: SlotCopy) -> tuple[torch.Tensor, PageSums]:
         """The GPU pages' bytes on the host, proven against their checksums, or given checksums if they had none."""
@@ -243,15 +205,15 @@ class Tiers:
         data = transfer.run(
             transfer.read,
             copy.total_bytes,
-            lambda: self._stream.run(lambda: self.gpu.read(copy.page_class, copy.slots).cpu()),
+            lambda: self.stream.run(lambda: self.gpu.read(copy.page_class, copy.slots).cpu()),
         )
-        return data, self._proven("gpu", data, copy.sums)
+        return data, proven("gpu", data, copy.sums)
 
     def host_bytes(self, copy: SlotCopy) -> tuple[torch.Tensor, PageSums]:
         """A copy of a host copy's pages, proven."""
         transfer, arena = self.io[Tier.HOST], self.arena(Tier.HOST)
         data = transfer.run(transfer.read, copy.total_bytes, lambda: arena.read(copy.page_class, copy.slots))
-        return data, self._proven("host", data, copy.sums)
+        return data, proven("host", data, copy.sums)
 
     def restore_host(self, source: SlotCopy, *, into: SlotCopy) -> None:
         """Fill freshly taken GPU slots from a host copy that nobody frees meanwhile.
@@ -263,7 +225,7 @@ class Tiers:
         def moved() -> PageSums:
             data = arena.view(source.page_class, source.slots)
             if not self.gpu.on_host:  # what has left for the device cannot be hashed there: prove it before
-                sums = self._proven("host", data, source.sums)
+                sums = proven("host", data, source.sums)
                 self.put(into, data, sums)
                 return sums
             # Hashed where they have arrived: that proves the source and the copy at once.
@@ -271,7 +233,7 @@ class Tiers:
                 into.page_class, into.slots, lambda rows: self._movers.move(rows, copy_from(data.numpy()))
             )
             if source.sums is not None and not np.array_equal(sums, source.sums):
-                self._proven("host", data, source.sums)
+                proven("host", data, source.sums)
                 raise TierUnavailable("gpu: a copy from the host arrived as other bytes; the host still has its own")
             return sums
 
@@ -305,9 +267,9 @@ class Tiers:
 
         with _damage_noted(source):
             try:
-                copy.sums = self._stream.run(lambda: self.gpu.fill(copy.page_class, copy.slots, read))
+                copy.sums = self.stream.run(lambda: self.gpu.fill(copy.page_class, copy.slots, read))
             except NO_MEMORY as error:
-                raise _no_memory() from error
+                raise no_memory() from error
 
     def write_file(
         self, name: str, header: ObjectHeader, data: torch.Tensor, sums: PageSums, tokens: bytes
@@ -335,95 +297,6 @@ class Tiers:
             raise TierUnavailable("the disk tier is absent (disk_bytes is 0)")
         return self.disk
 
-    def _proven(self, where: str, data: torch.Tensor, sums: PageSums | None) -> PageSums:
-        now = page_sums(data)
-        if sums is not None and not np.array_equal(now, sums):
-            bad = int(np.flatnonzero(now != sums)[0])
-            raise CorruptObject(f"{where}: page {bad} of {len(now)} does not match its checksum")
-        return now
-
-    # -- what a lease reads -----------------------------------------------------------------------------------------
-
-    def load(
-        self,
-        boundary: int,
-        replay_tokens: int,
-        page_tokens: int,
-        spans: dict[ObjectKind, list[Bound]],
-        blocks: dict[ObjectKind, Bound],
-    ) -> LoadedState:
-        """Contiguous tensors from bound pages: gathered, proven, decoded, joined with the tail's unfinished page.
-
-        Raises `CorruptObject` when a page in memory no longer matches its checksum (compared on a CPU; on a GPU pages
-        would have to be copied to the host for it). Returns when the copy is done, also on a GPU.
-        """
-        entries: dict[SegmentKey, torch.Tensor] = {}
-        for kind, bounds in spans.items():
-            layout = self.layouts.of(kind)
-            entries.update(join([unpack_pages(layout, data) for data in self._gather(bounds)]))
-        boundary_tensors: dict[SegmentKey, torch.Tensor] = {}
-        if not replay_tokens and ObjectKind.UNCOMPRESSED_TAIL not in blocks:  # empty by layout, which is not absent
-            boundary_tensors.update(empty_sections(self.layouts.tail, self.gpu.buffer.device))
-        for kind, bound in blocks.items():
-            data = self._read_proven(bound.pointer.page_class, bound.pointer.slots, [bound])
-            for key, tensor in unpack_block(self.layouts.of(kind), boundary, page_tokens, data).items():
-                if key.section != "entries":
-                    boundary_tensors[key] = tensor
-                elif len(tensor):
-                    entries[key] = torch.cat([entries[key], tensor])
-        self._stream.finish_reads()
-        return LoadedState(
-            boundary_tokens=boundary, replay_tokens=replay_tokens, entries=entries, boundary=boundary_tensors
-        )
-
-    def page_offsets(self, bounds: Sequence[Bound]) -> torch.Tensor:
-        """Byte offsets of bound pages in the GPU buffer, int64 [pages] on the host. Under the engine lock.
-
-        Raises `CodecRefused` for coded pages: they are laid out otherwise, and a kernel would read them as if native.
-        """
-        coded = sorted({b.meta.codec for b in bounds if b.meta.codec != NATIVE})
-        if coded:
-            raise CodecRefused(
-                f"pages are coded ({', '.join(coded)}), which no paged kernel can read; load the lease instead"
-            )
-        parts = [self.gpu.addresses(b.pointer.page_class, b.pointer.slots) for b in bounds]
-        return torch.from_numpy(np.concatenate(parts) if parts else np.empty(0, dtype=np.int64))
-
-    def paged_view(self, kind: ObjectKind, key: SegmentKey) -> PagedView:
-        """Raises `ConfigError` for a tensor that the kind's pages do not have, `NotMaterialised` without bytes."""
-        for segment in self.layouts.of(kind).segments if kind in self.layouts.span_kinds else ():
-            if segment.key == key:
-                return PagedView(
-                    buffer=self.gpu.buffer, offset_bytes=segment.offset_bytes, rows=segment.rows, width=segment.width,
-                    dtype=torch_dtype(segment.dtype),
-                )  # fmt: skip
-        raise ConfigError(f"pages of {kind!s} hold no {SegmentKey(*key)!s}; layouts_of(spec) lists what they hold")
-
-    def reads_given(self) -> None:
-        """The caller's own stream was given reads of pages: they are not overwritten before those are done."""
-        self._stream.follow()
-
-    def _gather(self, bounds: Sequence[Bound]) -> list[torch.Tensor]:
-        """Native pages [n, slot_bytes] of neighbouring pointers, one read for each run of the same form."""
-        found = []
-        for run in _runs(bounds):
-            first = run[0]
-            slots = np.concatenate([bound.pointer.slots for bound in run])
-            data = self._read_proven(first.pointer.page_class, slots, run)
-            found.append(self.native(first.pointer.page_class, data, first.meta))
-        return found
-
-    def _read_proven(self, page_class: str, slots: Slots, bounds: Sequence[Bound]) -> torch.Tensor:
-        try:
-            data = self.gpu.read(page_class, slots)
-        except NO_MEMORY as error:
-            raise _no_memory() from error
-        if self.sealed_on_commit and len(slots):
-            sums = [bound.sums for bound in bounds if bound.sums is not None]
-            if len(sums) == len(bounds):
-                self._proven("gpu", data, np.concatenate(sums))
-        return data
-
 
 @contextmanager
 def _damage_noted(copy: DiskCopy) -> Iterator[None]:
@@ -440,21 +313,6 @@ def _check_form(copy: DiskCopy, header: ObjectHeader) -> None:
         raise CorruptObject(f"{copy.file.name}: it holds {header.page_class}, {copy.page_class} was expected")
 
 
-def _no_memory() -> OutOfMemory:
-    return OutOfMemory("gpu: no memory for a copy to pass through; nothing was changed")
-
-
 def derived_slab_bytes(gpu_bytes: int, widest_slot_bytes: int) -> int:
     """A 64th of the GPU tier within 64 KiB and 2 MiB, and at least one slot of the widest class."""
     return max(widest_slot_bytes, min(max(gpu_bytes // 64, 64 << 10), 2 << 20))
-
-
-def _runs(bounds: Sequence[Bound]) -> list[list[Bound]]:
-    """Group neighbours that share a form. Error bounds may differ: they do not change how to decode."""
-    found: list[list[Bound]] = []
-    for bound in bounds:
-        if found and found[-1][0].pointer.page_class == bound.pointer.page_class:
-            found[-1].append(bound)
-        else:
-            found.append([bound])
-    return found

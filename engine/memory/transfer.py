@@ -151,6 +151,11 @@ class CircuitBreaker:
                 self._opened_ns = self._clock.monotonic_ns()
 
 
+def no_memory() -> OutOfMemory:
+    """Of a GPU copy's own room, where nothing was written yet."""
+    return OutOfMemory("gpu: no memory for a copy to pass through; nothing was changed")
+
+
 class Transfer:
     """Runs one tier's reads and writes with its breaker, its retries, its time limit and its figures.
 
@@ -272,7 +277,8 @@ class CopyStream:
         return result
 
     def follow(self) -> None:
-        """What the caller's own stream was given so far reads pages: what runs here from now on comes after it."""
+        """What the caller's own stream was given so far reads pages: what runs here from now on comes after it, so
+        that pages are not overwritten before those reads are done."""
         if self._stream is None or torch.cuda.is_current_stream_capturing():  # a capture runs nothing yet
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))

@@ -73,7 +73,7 @@ class Adopter:
                     ledger.place(node)
                     ledger.move(node, State.PARTIAL_OFFLOAD, CauseOf(Cause.ADOPT))
         self._room.trim_below()
-        self._tiers.sweep()
+        self._tiers.sweeper.sweep()
         return Adoption(prefixes=prefixes, checkpoints=checkpoints, orphans=orphans + lost + more, damaged=damaged)
 
     def _readable(self, found: AdoptedFile) -> bool:
@@ -202,11 +202,9 @@ class Adopter:
         )  # fmt: skip
 
     def _orphan(self, files: Iterable[AdoptedFile]) -> int:
-        disk, n = self._tiers.disk, 0
+        n = 0
         for found in files:
-            if disk is not None:
-                disk.forget(found.file)
-                self._tiers.doomed.append(found.file)
+            self._tiers.sweeper.forget(found.file)
             n += 1
         return n
 

@@ -125,8 +125,8 @@ class DiskRoom:
                 leaving = disk.leaving_bytes > 0
                 if not leaving and not (may_evict and self.shed(wanting, cause)):
                     return False
-            self._tiers.sweep(wait=True)
-            if leaving and self._tiers.sweep_fails:
+            self._tiers.sweeper.sweep(wait=True)
+            if leaving and self._tiers.sweeper.failed:
                 return False  # what was evicted does not leave the device: evicting more would make no room
         return False
 

@@ -64,8 +64,8 @@ class Ledger:
         self.clock = clock
         self.caps = caps
         self.graph = GraphGuard(
-            self.lock, freed_slots=lambda: tiers.gpu.freed_slots, reads_given=tiers.reads_given
-        )  # fmt: skip
+            self.lock, freed_slots=lambda: tiers.gpu.freed_slots, reads_given=lambda: tiers.stream.follow()
+        )
         self.leases = LeaseTable(clock, lease_s)
         self.underway = Underway(tiers)
         self.index: RadixIndex[PrefixRecord] = RadixIndex(spec.page_tokens, spec.fingerprint, self._root_record)

@@ -164,14 +164,14 @@ class Publisher:
                 self._drafts.give_back(draft)
             with ledger.lock:
                 hold.let_go()
-            self._tiers.sweep()
+            self._tiers.sweeper.sweep()
 
     def keep_caps(self) -> bool:
         """Evict down to the caps as they are now. False: leases and pins hold more than that."""
         kept = self._room.keep_caps("", 0, 0)
         self._room.keep_own_limits()
         self._room.trim_below()
-        self._tiers.sweep()
+        self._tiers.sweeper.sweep()
         return kept
 
     # -- before: cut, look ------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from engine.consistency.prefix import Checkpoint
 from engine.errors import EngineError
 from engine.memory.codec import LOSSY, CodecMeta
 from engine.memory.holding import Bound, SlotCopy
+from engine.memory.loader import Loader
 from engine.model.objects import ObjectKind
 from engine.schedule.ledger import Ledger, PrefixNode
 from engine.telemetry.ring import SpanContext, new_span
@@ -123,6 +124,7 @@ class QualityGate:
         self.tally = QualityTally()
         self._ledger = ledger
         self._tiers = ledger.tiers
+        self._loader = Loader(ledger.tiers)
         self._bounds = (config.max_logit_error, config.max_kl)
 
     @property
@@ -210,7 +212,7 @@ class QualityGate:
         return layouts.window.empty and layouts.recurrent.empty and layouts.tail_is_empty(node.record.tokens)
 
     def _load(self, view: _View, spans: dict[ObjectKind, list[Bound]]) -> LoadedState:
-        return self._tiers.load(view.boundary, 0, self._ledger.spec.page_tokens, spans, view.blocks)
+        return self._loader.load(view.boundary, 0, self._ledger.spec.page_tokens, spans, view.blocks)
 
     # -- judging ----------------------------------------------------------------------------------------------------
 

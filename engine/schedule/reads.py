@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from engine.consistency.graph import PageTable
 from engine.consistency.lease import Lease
 from engine.errors import ConfigError, CorruptObject, StalePointer
+from engine.memory.loader import Loader
+from engine.memory.paged import page_offsets
 from engine.model.objects import ObjectKind
 from engine.schedule.ledger import Ledger
 from engine.schedule.recovery import Recovery
@@ -23,6 +25,7 @@ class LeaseReads:
     def __init__(self, ledger: Ledger, recovery: Recovery) -> None:
         self._ledger = ledger
         self._tiers = ledger.tiers
+        self._loader = Loader(ledger.tiers)
         self._recovery = recovery
 
     def load(self, lease: Lease) -> LoadedState:
@@ -33,7 +36,7 @@ class LeaseReads:
             lease.reading += 1
         try:
             page_tokens, spans, blocks = self._ledger.spec.page_tokens, dict(lease.spans), dict(lease.blocks)
-            loaded = self._tiers.load(lease.usable_tokens, lease.replay_tokens, page_tokens, spans, blocks)
+            loaded = self._loader.load(lease.usable_tokens, lease.replay_tokens, page_tokens, spans, blocks)
         except CorruptObject:
             with self._ledger.lock:
                 self._check_pointers(lease)  # freed under the copy: stale, not corrupt
@@ -77,10 +80,10 @@ class LeaseReads:
         known = self._ledger.layouts.span_kinds
         if kind not in known:
             raise ConfigError(f"{kind!s} has no pages in this model; kinds with pages: {', '.join(known) or 'none'}")
-        return self._tiers.page_offsets(lease.spans.get(kind, []))
+        return page_offsets(self._tiers.gpu, lease.spans.get(kind, []))
 
     def release(self, lease: Lease) -> None:
-        self._tiers.reads_given()  # kernels over a page table may still be at it
+        self._tiers.stream.follow()  # kernels over a page table may still be at it
         with self._ledger.lock:
             self._ledger.leases.release(lease)
 

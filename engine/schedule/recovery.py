@@ -99,7 +99,7 @@ class Recovery:
             with self._ledger.lock:
                 unpin_path(job.target)
                 self._ledger.settled.notify_all()
-        self._tiers.sweep()
+        self._tiers.sweeper.sweep()
         return job
 
     def _restore_node(self, node: PrefixNode, job: RestoreJob) -> None:

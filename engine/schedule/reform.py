@@ -321,7 +321,7 @@ class Reformer:
             scrub.objects += 1
             scrub.n_bytes += copy.file.file_bytes
             read += copy.file.file_bytes
-        self._tiers.sweep()
+        self._tiers.sweeper.sweep()
         return read
 
     def end_scrub(self, scrub: Scrub) -> None:

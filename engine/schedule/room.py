@@ -250,7 +250,7 @@ class Room:
                 self._leave_gpu(node, cause, start_ns)
             elif not node.children:
                 ledger.remove(node, cause)
-        self._tiers.sweep()
+        self._tiers.sweeper.sweep()
 
     # -- downwards --------------------------------------------------------------------------------------------------
 

@@ -24,23 +24,23 @@ def leave(rig, folder: Path, queue, n: int, name: str) -> None:
 
 def test_many_threads_sweep_at_once_and_none_fails(make_rig, tmp_path):
     rig = make_rig(disk_bytes=8 << 20, data_dir=tmp_path)
-    tiers = rig.engine._tiers
+    sweeper = rig.engine._tiers.sweeper
     for round_ in range(10):
-        leave(rig, tmp_path, tiers.damaged, 120, f"damaged{round_}")
-        leave(rig, tmp_path, tiers.doomed, 120, f"doomed{round_}")
+        leave(rig, tmp_path, sweeper.damaged, 120, f"damaged{round_}")
+        leave(rig, tmp_path, sweeper.doomed, 120, f"doomed{round_}")
         with ThreadPoolExecutor(8) as pool:
-            for done in [pool.submit(tiers.sweep) for _ in range(16)]:
+            for done in [pool.submit(sweeper.sweep) for _ in range(16)]:
                 done.result()
     assert list((tmp_path / "objects").iterdir()) == []
     assert len(quarantined(tmp_path / "quarantine")) == QUARANTINE_FILES
-    assert tiers.sweep_failures == 0
+    assert sweeper.failures == 0
     rig.assert_clean()
 
 
 def test_a_device_that_cannot_delete_costs_a_request_nothing_and_is_asked_again(make_rig, tmp_path, monkeypatch):
     rig = make_rig(disk_bytes=8 << 20, data_dir=tmp_path)
-    tiers = rig.engine._tiers
-    leave(rig, tmp_path, tiers.doomed, 3, "doomed")
+    sweeper = rig.engine._tiers.sweeper
+    leave(rig, tmp_path, sweeper.doomed, 3, "doomed")
 
     def fails(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -48,7 +48,7 @@ def test_a_device_that_cannot_delete_costs_a_request_nothing_and_is_asked_again(
     with monkeypatch.context() as broken:
         broken.setattr(DiskTier, "unlink", fails)
         assert rig.commit(prompt(3 * rig.page)).outcome == "admitted"
-        assert tiers.sweep_failures > 0
+        assert sweeper.failures > 0
         assert rig.engine.check() == []
     rig.engine.tick()
     assert list((tmp_path / "objects").iterdir()) == []

@@ -231,7 +231,7 @@ def nothing_leaks(rig, prompts, point):
     assert not [name for name in on_disk if name.endswith(".tmp")], point
     disk = rig.ledger.tiers.disk
     assert (sum(on_disk.values()), disk.leaving_bytes) == (disk.used_bytes, 0), point
-    assert not rig.ledger.tiers.doomed, point
+    assert not rig.ledger.tiers.sweeper.doomed, point
     for tokens in prompts:
         assert rig.look(tokens).wrong_bytes == 0, point
     assert rig.engine.check() == [], point

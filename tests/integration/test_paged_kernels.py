@@ -246,7 +246,7 @@ def test_two_threads_replay_at_once_and_a_command_waits_for_both(make_rig):
 
 def test_the_end_of_a_window_and_of_a_lease_tell_the_copies_to_come_after_what_was_read(rig, tokens, monkeypatch):
     told = []
-    monkeypatch.setattr(rig.ledger.tiers._stream, "follow", lambda: told.append(rig.engine.graph.in_window))
+    monkeypatch.setattr(rig.ledger.tiers.stream, "follow", lambda: told.append(rig.engine.graph.in_window))
     with rig.engine.graph.window():
         assert told == []
     assert told == [True]  # before anything may move
@@ -258,7 +258,7 @@ def test_a_window_whose_stream_cannot_be_followed_is_closed_all_the_same(rig, mo
     def fails():
         raise RuntimeError("the stream is gone")
 
-    monkeypatch.setattr(rig.ledger.tiers._stream, "follow", fails)
+    monkeypatch.setattr(rig.ledger.tiers.stream, "follow", fails)
     with pytest.raises(RuntimeError), rig.engine.graph.window():
         pass
     assert not rig.engine.graph.in_window

@@ -308,12 +308,18 @@ _GRANT = (
     Point("bound, not pinned", lambda w: w.engine._ledger.leases, "grant", locked=True),
 )
 _LOAD = (
-    Point("checked, not copied", lambda w: w.engine._tiers, "load", reading=True),
-    Point("in the middle of the copy", lambda w: w.engine._tiers, "_read_proven", after=True, reading=True),
-    Point("copied, not compared", lambda w: w.engine._tiers, "load", after=True, reading=True),
+    Point("checked, not copied", lambda w: w.engine._server._source._loader, "load", reading=True),
+    Point(
+        "in the middle of the copy",
+        lambda w: w.engine._server._source._loader,
+        "_read_proven",
+        after=True,
+        reading=True,
+    ),
+    Point("copied, not compared", lambda w: w.engine._server._source._loader, "load", after=True, reading=True),
 )
 _TABLE = (
-    Point("offsets taken", lambda w: w.engine._tiers, "page_offsets", after=True, locked=True),
+    Point("offsets taken", lambda w: w.engine._server._source, "_page_offsets", after=True, locked=True),
     Point("offsets taken, not filled", lambda w: w.table, "fill", reading=True),
     Point("filled, not compared", lambda w: w.table, "fill", after=True, reading=True),
 )
@@ -368,7 +374,7 @@ def _operations() -> dict[str, Operation]:
             lambda w, _: w.command("evict", prefix_ids=w.both(), descendants=True),
             (
                 Point("unpublished, not freed", lambda w: w.engine._ledger, "drop_checkpoint", locked=True),
-                Point("freed, files not deleted", lambda w: w.engine._tiers, "sweep"),
+                Point("freed, files not deleted", lambda w: w.engine._tiers.sweeper, "sweep"),
             ),
         ),
         Operation("offload to host", lambda w, _: w.command("offload", prefix_ids=[w.trunk_id]), _OFFLOAD),
@@ -394,7 +400,7 @@ def _operations() -> dict[str, Operation]:
             lambda w, reading: w.let_leases_run_out(reading),
             (
                 Point("about to expire", lambda w: w.engine._ledger.leases, "expire", locked=True),
-                Point("expired, not swept", lambda w: w.engine._tiers, "sweep"),
+                Point("expired, not swept", lambda w: w.engine._tiers.sweeper, "sweep"),
             ),
             scene="leased",
             first=lambda w, reading: w.let_time_pass(reading),
