@@ -38,7 +38,7 @@ contracts: $(STAMP)
 stress: $(STAMP)  ## 200,000 requests under every fault, 100 kills, long random sequences: about 25 minutes
 	@$(BIN)/python tests/stress/soak.py $(ARGS)
 	@KVDECK_KILL_ROUNDS=100 $(BIN)/python -m pytest -s tests/stress
-	@KVDECK_DEPTH=4 $(BIN)/python -m pytest tests/property/test_engine_machine.py tests/property/test_engine_structures.py tests/property/test_lineage_machine.py tests/property/test_hf_lineage.py
+	@KVDECK_DEPTH=4 $(BIN)/python -m pytest tests/property/test_*_machine.py tests/property/test_object_files.py tests/property/test_hf_lineage.py
 
 backends: $(STAMP)  ## send spans to Phoenix and autotel-devtools and ask them back: installs both, 5 minutes
 	@mkdir -p .backends/node
