@@ -73,7 +73,7 @@ browser:
 
 coverage: $(STAMP)  ## lines of engine/ that its own tests run; fails under 95 %: about 20 minutes
 	@$(BIN)/coverage run --source=engine -m pytest tests/unit tests/contract tests/property tests/stress \
-	  tests/integration/test_engine_*.py tests/integration/test_memory_*.py tests/integration/test_faults.py tests/integration/test_hf_*.py
+	  tests/integration/test_engine_*.py tests/integration/test_memory_*.py tests/integration/test_faults_*.py tests/integration/test_hf_*.py
 	@$(BIN)/coverage report --skip-covered --show-missing --fail-under=95
 
 screenshots: $(STAMP) browser  ## run a deck for six minutes and take the README's pictures of it, light and dark

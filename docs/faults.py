@@ -22,7 +22,11 @@ class Promise:
     tests: tuple[str, ...]
 
 
-FAULTS = "tests/integration/test_faults.py"
+DAMAGE = "tests/integration/test_faults_damage.py"
+DEVICE = "tests/integration/test_faults_device.py"
+HANGS = "tests/integration/test_faults_hangs.py"
+CLOCKS = "tests/integration/test_faults_clocks.py"
+MEMORY = "tests/integration/test_faults_memory.py"
 DISK = "tests/integration/test_engine_disk.py"
 CALLS = "tests/unit/test_device_calls.py"
 SCRUB = "tests/integration/test_engine_scrub.py"
@@ -38,7 +42,7 @@ PROMISES = (
         metric="kvcache.validations",
         injected=("bit_flip@read", "bit_flip@write"),
         tests=(
-            f"{FAULTS}::test_damage_on_the_way_is_found_set_aside_and_never_served",
+            f"{DAMAGE}::test_damage_on_the_way_is_found_set_aside_and_never_served",
             f"{DISK}::test_a_damaged_object_is_found_quarantined_and_never_served",
             f"{SCRUB}::test_a_file_found_damaged_at_start_is_set_aside_with_its_reason",
         ),
@@ -53,8 +57,8 @@ PROMISES = (
         metric="kvcache.validations",
         injected=("bit_flip@gpu_write", "bit_flip@gpu_read", "bit_flip@host_write", "bit_flip@host_read"),
         tests=(
-            f"{FAULTS}::test_a_bit_that_flips_in_memory_is_found_and_never_served",
-            f"{FAULTS}::test_bytes_that_change_on_their_way_from_the_host_are_not_mapped_and_the_host_keeps_its_own",
+            f"{DAMAGE}::test_a_bit_that_flips_in_memory_is_found_and_never_served",
+            f"{DAMAGE}::test_bytes_that_change_on_their_way_from_the_host_are_not_mapped_and_the_host_keeps_its_own",
             "tests/integration/test_memory_damage.py::test_a_bit_flipped_on_the_gpu_tier_is_never_served",
         ),
     ),
@@ -67,8 +71,8 @@ PROMISES = (
         metric="kvcache.validations",
         injected=("truncate@read", "truncate@write"),
         tests=(
-            f"{FAULTS}::test_a_file_shorter_than_what_was_written_is_not_published",
-            f"{FAULTS}::test_damage_on_the_way_is_found_set_aside_and_never_served",
+            f"{DAMAGE}::test_a_file_shorter_than_what_was_written_is_not_published",
+            f"{DAMAGE}::test_damage_on_the_way_is_found_set_aside_and_never_served",
             f"{DISK}::test_a_damaged_object_is_found_quarantined_and_never_served",
             "tests/integration/test_engine_kill.py::test_a_file_torn_by_a_power_cut_is_an_object_less_and_no_more",
         ),
@@ -81,7 +85,7 @@ PROMISES = (
         metric="kvcache.validations",
         injected=("missing@open", "foreign@open"),
         tests=(
-            f"{FAULTS}::test_damage_on_the_way_is_found_set_aside_and_never_served",
+            f"{DAMAGE}::test_damage_on_the_way_is_found_set_aside_and_never_served",
             f"{DISK}::test_two_files_swapped_under_the_engine_are_not_taken_for_each_other",
         ),
     ),
@@ -94,7 +98,7 @@ PROMISES = (
         fault="Reads and writes do less than asked for",
         promise="Nobody notices.",
         injected=("short@read", "short@write"),
-        tests=(f"{FAULTS}::test_short_reads_and_writes_are_nobodys_business",),
+        tests=(f"{DAMAGE}::test_short_reads_and_writes_are_nobodys_business",),
     ),
     Promise(
         fault="The process is killed, anywhere",
@@ -111,7 +115,7 @@ PROMISES = (
             "crash@unlink",
         ),
         tests=(
-            f"{FAULTS}::test_a_crash_before_any_single_call_leaves_whole_objects_or_none",
+            f"{DEVICE}::test_a_crash_before_any_single_call_leaves_whole_objects_or_none",
             "tests/stress/test_kill.py::test_after_a_kill_everything_published_is_whole_or_set_aside",
             "tests/integration/test_engine_kill.py::test_a_killed_writer_leaves_whole_objects_or_none",
         ),
@@ -124,7 +128,7 @@ PROMISES = (
         alert="engine_silent",
         injected=("power_cut@write", "power_cut@sync", "power_cut@rename", "power_cut@sync_folder"),
         tests=(
-            f"{FAULTS}::test_a_crash_before_any_single_call_leaves_whole_objects_or_none",
+            f"{DEVICE}::test_a_crash_before_any_single_call_leaves_whole_objects_or_none",
             f"{DISK}::test_bytes_whose_names_may_not_last_do_not_replace_those_on_the_gpu",
         ),
     ),
@@ -136,7 +140,7 @@ PROMISES = (
         metric="kvcache.tier.breaker",
         injected=("no_space@open", "no_space@write", "no_space@sync", "no_space@rename", "no_space@sync_folder"),
         tests=(
-            f"{FAULTS}::test_an_error_at_any_single_call_of_the_device_leaks_nothing",
+            f"{DEVICE}::test_an_error_at_any_single_call_of_the_device_leaks_nothing",
             f"{CALLS}::test_an_error_that_lasts_is_tried_once",
         ),
     ),
@@ -149,9 +153,9 @@ PROMISES = (
         alert="recovery_failure_rate",
         injected=("io_error@open", "io_error@read", "io_error@write", "io_error@sync", "io_error@rename"),
         tests=(
-            f"{FAULTS}::test_an_error_at_any_single_call_of_the_device_leaks_nothing",
-            f"{FAULTS}::test_an_error_that_passes_is_tried_again_and_the_request_is_served",
-            f"{FAULTS}::test_reads_that_go_on_failing_open_the_breaker_and_one_trial_closes_it",
+            f"{DEVICE}::test_an_error_at_any_single_call_of_the_device_leaks_nothing",
+            f"{DEVICE}::test_an_error_that_passes_is_tried_again_and_the_request_is_served",
+            f"{DEVICE}::test_reads_that_go_on_failing_open_the_breaker_and_one_trial_closes_it",
             f"{CALLS}::test_a_trial_is_one_call",
         ),
     ),
@@ -164,9 +168,9 @@ PROMISES = (
         metric="kvcache.tier.bytes",
         injected=("io_error@unlink", "hang@unlink"),
         tests=(
-            f"{FAULTS}::test_files_that_cannot_be_deleted_count_against_the_quota_and_evict_nobody_else",
-            f"{FAULTS}::test_a_hanging_delete_stops_no_request_and_is_counted_once",
-            f"{FAULTS}::test_a_hanging_delete_holds_only_the_thread_that_met_it",
+            f"{DEVICE}::test_files_that_cannot_be_deleted_count_against_the_quota_and_evict_nobody_else",
+            f"{HANGS}::test_a_hanging_delete_stops_no_request_and_is_counted_once",
+            f"{HANGS}::test_a_hanging_delete_holds_only_the_thread_that_met_it",
             "tests/integration/test_engine_sweep.py::"
             "test_a_device_that_cannot_delete_costs_a_request_nothing_and_is_asked_again",
         ),
@@ -178,7 +182,7 @@ PROMISES = (
         metric="kvcache.recoveries",
         injected=("no_files@open",),
         tests=(
-            f"{FAULTS}::test_an_error_that_passes_is_tried_again_and_the_request_is_served",
+            f"{DEVICE}::test_an_error_that_passes_is_tried_again_and_the_request_is_served",
             f"{CALLS}::test_an_error_that_may_pass_is_tried_again_after_a_wait_with_jitter",
         ),
     ),
@@ -192,8 +196,8 @@ PROMISES = (
         alert="recovery_failure_rate",
         injected=("slow@read",),
         tests=(
-            f"{FAULTS}::test_a_slow_read_is_waited_for_within_the_deadline",
-            f"{FAULTS}::test_a_read_slower_than_the_deadline_ends_the_restore_and_the_prefix_stays_below",
+            f"{HANGS}::test_a_slow_read_is_waited_for_within_the_deadline",
+            f"{HANGS}::test_a_read_slower_than_the_deadline_ends_the_restore_and_the_prefix_stays_below",
         ),
     ),
     Promise(
@@ -208,12 +212,12 @@ PROMISES = (
         alert="recovery_failure_rate",
         injected=("hang@read", "hang@open", "hang@write", "hang@sync", "hang@rename"),
         tests=(
-            f"{FAULTS}::test_a_hanging_read_holds_neither_its_request_nor_its_worker_and_its_bytes_are_thrown_away",
-            f"{FAULTS}::test_a_read_that_hangs_in_the_middle_of_the_pages_never_writes_to_slots_of_others",
-            f"{FAULTS}::test_a_request_leaves_a_hanging_read_at_its_own_deadline",
-            f"{FAULTS}::test_a_device_that_never_answers_costs_a_bounded_number_of_threads",
-            f"{FAULTS}::test_a_hanging_write_lets_the_commit_go_on_and_leaves_no_file_when_it_comes_back",
-            f"{FAULTS}::test_a_folder_is_given_to_others_only_when_the_last_call_is_back",
+            f"{HANGS}::test_a_hanging_read_holds_neither_its_request_nor_its_worker_and_its_bytes_are_thrown_away",
+            f"{HANGS}::test_a_read_that_hangs_in_the_middle_of_the_pages_never_writes_to_slots_of_others",
+            f"{HANGS}::test_a_request_leaves_a_hanging_read_at_its_own_deadline",
+            f"{HANGS}::test_a_device_that_never_answers_costs_a_bounded_number_of_threads",
+            f"{HANGS}::test_a_hanging_write_lets_the_commit_go_on_and_leaves_no_file_when_it_comes_back",
+            f"{HANGS}::test_a_folder_is_given_to_others_only_when_the_last_call_is_back",
             f"{CALLS}::test_a_call_that_does_not_come_back_opens_the_breaker_at_once_and_its_result_is_discarded",
         ),
     ),
@@ -223,7 +227,7 @@ PROMISES = (
         reason="tier_unavailable",
         injected=("io_error@scan", "hang@scan"),
         tests=(
-            f"{FAULTS}::test_a_start_on_a_device_that_fails_or_hangs_ends_in_a_sentence",
+            f"{DEVICE}::test_a_start_on_a_device_that_fails_or_hangs_ends_in_a_sentence",
             f"{DISK}::test_a_start_that_fails_leaves_no_thread_and_no_lock",
         ),
     ),
@@ -235,11 +239,11 @@ PROMISES = (
         metric="kvcache.recoveries",
         injected=("out_of_memory@gpu_take", "out_of_memory@gpu_write", "out_of_memory@gpu_read"),
         tests=(
-            f"{FAULTS}::test_a_gpu_without_room_refuses_the_commit_and_keeps_nothing_of_it",
-            f"{FAULTS}::test_a_gpu_without_memory_for_the_copy_refuses_the_commit_and_keeps_nothing_of_it",
-            f"{FAULTS}::test_a_gpu_without_memory_for_a_load_raises_and_the_next_load_works",
-            f"{FAULTS}::test_a_gpu_without_memory_for_a_restore_leaves_the_prefix_below",
-            f"{FAULTS}::test_a_compaction_without_memory_moves_nothing_and_loses_nothing",
+            f"{MEMORY}::test_a_gpu_without_room_refuses_the_commit_and_keeps_nothing_of_it",
+            f"{MEMORY}::test_a_gpu_without_memory_for_the_copy_refuses_the_commit_and_keeps_nothing_of_it",
+            f"{MEMORY}::test_a_gpu_without_memory_for_a_load_raises_and_the_next_load_works",
+            f"{MEMORY}::test_a_gpu_without_memory_for_a_restore_leaves_the_prefix_below",
+            f"{MEMORY}::test_a_compaction_without_memory_moves_nothing_and_loses_nothing",
         ),
     ),
     Promise(
@@ -256,8 +260,8 @@ PROMISES = (
             "out_of_memory@read",
         ),
         tests=(
-            f"{FAULTS}::test_a_host_without_memory_sends_what_must_leave_to_the_disk",
-            f"{FAULTS}::test_a_host_without_memory_for_a_read_leaves_the_prefix_below_and_the_breaker_closed",
+            f"{MEMORY}::test_a_host_without_memory_sends_what_must_leave_to_the_disk",
+            f"{MEMORY}::test_a_host_without_memory_for_a_read_leaves_the_prefix_below_and_the_breaker_closed",
             f"{CALLS}::test_a_lack_of_memory_says_nothing_about_the_device",
         ),
     ),
@@ -267,8 +271,8 @@ PROMISES = (
         "asked for it; no mark, pin or slot stays behind. Both are counted in `queues` of the engine's stats.",
         injected=("death@worker",),
         tests=(
-            f"{FAULTS}::test_a_worker_that_dies_is_replaced_and_its_work_is_done",
-            f"{FAULTS}::test_an_error_nobody_expects_in_a_restore_is_raised_and_no_mark_stays",
+            f"{MEMORY}::test_a_worker_that_dies_is_replaced_and_its_work_is_done",
+            f"{MEMORY}::test_an_error_nobody_expects_in_a_restore_is_raised_and_no_mark_stays",
         ),
     ),
     Promise(
@@ -276,7 +280,7 @@ PROMISES = (
         promise="Lives still increase, files never share a name, and no byte is mixed up. Pins and a mode's expiry are "
         "wall-clock times and move with it.",
         injected=("jump@wall_clock",),
-        tests=(f"{FAULTS}::test_a_wall_clock_that_jumps_mixes_up_no_life_no_name_and_no_byte",),
+        tests=(f"{CLOCKS}::test_a_wall_clock_that_jumps_mixes_up_no_life_no_name_and_no_byte",),
     ),
     Promise(
         fault="The monotonic clock leaps (a suspended host)",
@@ -285,8 +289,8 @@ PROMISES = (
         metric="kvcache.lease.age",
         injected=("jump@monotonic_clock",),
         tests=(
-            f"{FAULTS}::test_a_monotonic_clock_that_leaps_expires_leases_and_nothing_else",
-            f"{FAULTS}::test_a_leap_in_the_middle_of_a_restore_makes_it_late_and_no_worse",
+            f"{CLOCKS}::test_a_monotonic_clock_that_leaps_expires_leases_and_nothing_else",
+            f"{CLOCKS}::test_a_leap_in_the_middle_of_a_restore_makes_it_late_and_no_worse",
         ),
     ),
     Promise(

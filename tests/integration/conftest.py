@@ -1,0 +1,37 @@
+"""Fixtures of many integration tests: engines that are hurt on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Their asserts say what they compared, as a test's do.
+pytest.register_assert_rewrite("alert_support", "fault_support")
+
+
+@pytest.fixture
+def faulty(make_rig: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+    """Builds a rig with these faults, and gives the tokens of a prefix of five pages that lies on disk alone."""
+    # Imported here: most tests in this folder never load torch.
+    from engine_support import prompt
+    from fault_support import DISK
+
+    from engine.memory.faults import Fault, Faults
+
+    def build(
+        *plan: Fault, offload: str | None = "disk", sleep: Any = None, call_limit_s: float | None = None, **config: Any
+    ) -> tuple[Any, Any, Faults]:
+        faults = Faults(*plan, **({"sleep": sleep} if sleep else {}))
+        rig = make_rig(data_dir=tmp_path, faults=faults, **{**DISK, **config})
+        tokens = prompt(5 * rig.page + 9)
+        if offload:
+            done = rig.command("offload", prefix_ids=[rig.commit(tokens).prefix_id], tier=offload)
+            assert done.outcome["offloaded"] == 1, done
+        if call_limit_s is not None:
+            rig.ledger.tiers.io["disk"]._limit_s = call_limit_s
+        return rig, tokens, faults
+
+    return build
