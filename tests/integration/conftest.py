@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 # Their asserts say what they compared, as a test's do.
-pytest.register_assert_rewrite("alert_support", "fault_support")
+pytest.register_assert_rewrite("alert_support", "fault_support", "quality_support")
 
 
 @pytest.fixture
