@@ -170,7 +170,7 @@ def _check_order(nodes: list[PrefixNode], tier: Tier, order: TailsFirst[PrefixNo
 def _check_order_of_checkpoints(ledger: Ledger, nodes: list[PrefixNode]) -> list[str]:
     """One that is not in it can never leave for others, and holds its part of their budget for ever."""
     held = {(node, key) for node in nodes for key, c in node.record.checkpoints.items() if c.gpu_bytes}
-    order = ledger.checkpoints
+    order = ledger.checkpoints.order
     if len(order) == len(held) and all(key in order for key in held):
         return []
     missing = sum(key not in order for key in held)
@@ -196,8 +196,8 @@ def _check_namespaces(ledger: Ledger, nodes: list[PrefixNode]) -> list[str]:
             found.append(f"namespace {name!r}: {n_bytes} bytes in {n} prefixes are held, fewer are in the books")
     blocks = [b for node in nodes for c in node.record.checkpoints.values() for b in c.blocks.values()]
     n_bytes = sum(block.gpu.total_bytes for block in blocks if block.gpu is not None)
-    if ledger.checkpoint_gpu_bytes != n_bytes:
-        found.append(f"checkpoints: {ledger.checkpoint_gpu_bytes} GPU bytes in the books, {n_bytes} are held")
+    if ledger.checkpoints.gpu_bytes != n_bytes:
+        found.append(f"checkpoints: {ledger.checkpoints.gpu_bytes} GPU bytes in the books, {n_bytes} are held")
     sizes = ledger.tiers.gpu
     coming = sum(len(s) * sizes.slot_bytes(c) for c, s in ledger.underway.of(Tier.GPU) if c in BOUNDARY_KINDS)
     if (booked := ledger.underway.checkpoint_bytes) != coming:

@@ -62,7 +62,7 @@ def stats(ledger: Ledger, queues: FormQueues, pace: PrefillPace) -> dict[str, An
             "verified_bytes": c.verified_bytes,
             "quarantined": [
                 {"prefix_id": d.prefix_id, "kind": d.kind, "reason": d.reason, "at": _rfc3339(d.at_ns)}
-                for d in ledger.damages[-50:]
+                for d in list(ledger.damages)[-50:]
             ],
         }
 

@@ -180,9 +180,7 @@ def lose_block(ward: Ward, checkpoint: Checkpoint, kind: ObjectKind) -> None:
     ledger, block, key = ward.ledger, checkpoint.blocks[kind], checkpoint.checkpoint_id
     with ledger.lock:
         (node,) = [n for n in ledger.index.walk() if n.record.checkpoints.get(key) is checkpoint]
-        ledger.checkpoint_gpu_bytes -= ward.tiers.drop_gpu(block)
-        if not checkpoint.gpu_bytes:
-            ledger.checkpoints.discard((node, key))
+        ledger.checkpoints.block_leaves_gpu(node, key, block)
     ward.tiers.drop_all(block)
     count_again(ward)
 

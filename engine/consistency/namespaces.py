@@ -150,6 +150,13 @@ class NamespaceBooks:
     def add_prefixes(self, namespace: str, n: int) -> None:
         self.prefixes[namespace] = self.prefixes.get(namespace, 0) + n
 
+    def book(self, namespace: str, prefixes: int, n_bytes: int) -> None:
+        """A commit on its way, counted as held until it is booked off again, below 0."""
+        if prefixes:
+            self.add_prefixes(namespace, prefixes)
+        if n_bytes:
+            self.add_bytes(namespace, n_bytes)
+
     def shortfall(self, namespace: str, new_prefixes: int, new_bytes: int) -> Shortfall:
         if namespace not in self.shares.caps:
             return _NONE

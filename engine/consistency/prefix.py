@@ -130,6 +130,24 @@ class PrefixRecord:
                 coded = True
         self.resident, self.coded = resident, coded
 
+    def cut(self, pages: int, life: int, prefix_id: str, parent_id: str) -> PrefixRecord:
+        """The first `pages` pages become a prefix of their own, above this one, which keeps the rest: the same stored
+        objects by page range. Checkpoints stay here."""
+        upper = PrefixRecord(
+            prefix_id, parent_id, self.namespace, life, self.first_page, pages, self.page_tokens,
+            {kind: holding.cut(0, pages) for kind, holding in self.spans.items()},
+            {kind: sums[:pages] for kind, sums in self.native_sums.items()},
+            own_leases=self.own_leases, pinned_until_ns=self.pinned_until_ns, served_ns=self.served_ns,
+            approximate=self.approximate, odd_pages=self.odd_pages,
+        )  # fmt: skip
+        self.parent_id = prefix_id
+        self.spans = {kind: holding.cut(pages, holding.n_pages) for kind, holding in self.spans.items()}
+        self.native_sums = {kind: sums[pages:] for kind, sums in self.native_sums.items()}
+        if history := self.spans.get(ObjectKind.COMPRESSED_KV):
+            history.built_from = history.content_version  # the page before it is of the same run
+        self.first_page, self.n_pages = self.first_page + pages, self.n_pages - pages
+        return upper
+
     @property
     def natural_state(self) -> State:
         """The state that follows from where the objects are."""

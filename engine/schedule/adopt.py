@@ -177,7 +177,7 @@ class Adopter:
             return False
         for block in blocks.values():
             block.owner_id = checkpoint_id
-        ledger.add_checkpoint(node, Checkpoint(checkpoint_id, header.boundary, rest, blocks, node.record.prefix_id))
+        ledger.checkpoints.add(node, Checkpoint(checkpoint_id, header.boundary, rest, blocks, node.record.prefix_id))
         return True
 
     def _bare_path(self, header: ObjectHeader, tokens: bytes) -> Match[PrefixRecord]:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.consistency.prefix import CauseOf
+from engine.schedule.validation import Check
+
+DAMAGE_KEPT = 256
+
 
 @dataclass(slots=True)
 class Counters:
@@ -29,6 +34,18 @@ class Counters:
     checkpoints_dropped: dict[str, int] = field(default_factory=dict)  # reason
     verified_bytes: int = 0
     wrong_bytes: int = 0
+
+    def count_checks(self, checks: tuple[Check, ...]) -> None:
+        """By name, verdict and reason."""
+        self.validations += len(checks)
+        table = self.by_validation
+        for check in checks:
+            key = (str(check.validation), str(check.verdict), check.reason)
+            table[key] = table.get(key, 0) + 1
+
+    def count_eviction(self, cause: CauseOf, kind: str) -> None:
+        key = (str(cause.cause), kind)
+        self.evictions[key] = self.evictions.get(key, 0) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

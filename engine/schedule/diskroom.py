@@ -10,6 +10,7 @@ from engine.errors import CorruptObject, EngineError
 from engine.memory.checksum import PageSums
 from engine.memory.diskfile import ObjectHeader
 from engine.memory.holding import DiskCopy, Holding, SlotCopy, Tier
+from engine.schedule.damage import quarantine
 from engine.schedule.ledger import Ledger, PrefixNode
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class DiskRoom:
             return self._tiers.gpu_bytes_on_host(copy) if tier is Tier.GPU else self._tiers.host_bytes(copy)
         except CorruptObject:
             with self._ledger.lock:
-                self._ledger.quarantine(node, holding, tier, CauseOf(Cause.CORRUPTION, "checksum_mismatch"))
+                quarantine(self._ledger, node, holding, tier, CauseOf(Cause.CORRUPTION, "checksum_mismatch"))
             raise
 
     def reserve(self, n_bytes: int, wanting: PrefixNode | None, may_evict: bool) -> bool:

@@ -171,5 +171,5 @@ class Drafts:
     def unbook(self, draft: Draft) -> None:
         """What it was counted as having on the way is held now, or given up. Under the lock."""
         if draft.booked_bytes or draft.booked_prefixes:
-            self._ledger.unbook(draft.namespace, draft.booked_prefixes, draft.booked_bytes)
+            self._ledger.namespaces.book(draft.namespace, -draft.booked_prefixes, -draft.booked_bytes)
             draft.booked_prefixes = draft.booked_bytes = 0

@@ -65,7 +65,7 @@ class Leaving:
 
     def next_checkpoint(self, whom: For) -> tuple[PrefixNode, str] | None:
         """The oldest checkpoint whose prefix may be changed, of whoever may give."""
-        ledger, order, above = self._ledger, self._ledger.checkpoints, self._ledger.namespaces.above()
+        ledger, order, above = self._ledger, self._ledger.checkpoints.order, self._ledger.namespaces.above()
 
         def may_go(key: tuple[PrefixNode, str]) -> bool:
             node, checkpoint_id = key

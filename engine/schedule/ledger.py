@@ -8,7 +8,9 @@ Publishing: bytes, then checksums, then the index entry. Unpublishing: the entry
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from threading import Condition, RLock
 
 from engine.clock import Clock
@@ -18,26 +20,25 @@ from engine.consistency.graph import GraphGuard
 from engine.consistency.lease import LeaseTable
 from engine.consistency.lost import LostMemory
 from engine.consistency.namespaces import NamespaceBooks, Shares
-from engine.consistency.orders import LeastRecentlyUsed, TailsFirst
+from engine.consistency.orders import TailsFirst
 from engine.consistency.pins import PinBooks
-from engine.consistency.prefix import CauseOf, Checkpoint, PrefixRecord
-from engine.consistency.state import SERVED, Cause, State
+from engine.consistency.prefix import CauseOf, PrefixRecord
+from engine.consistency.state import Cause, State
 from engine.consistency.stretch import dissolve, joined
 from engine.index.node import Node
 from engine.index.radix import RadixIndex
 from engine.index.space import is_approximate, namespace_of, space_of
-from engine.memory.holding import Holding, Tier
+from engine.memory.holding import Tier
 from engine.memory.tiers import Tiers
-from engine.model.objects import ObjectKind, PrefixLayouts
+from engine.model.objects import PrefixLayouts
 from engine.model.spec import ModelSpec
-from engine.schedule.counters import Counters, Damage
+from engine.schedule.checkpoints import CheckpointBooks
+from engine.schedule.counters import DAMAGE_KEPT, Counters, Damage
 from engine.schedule.losses import Losses
 from engine.schedule.underway import Underway
-from engine.schedule.validation import VALIDATION_OF, Check, Validation, Verdict
 from engine.telemetry.ring import NO_SPAN, Ring, SpanContext, new_span
 
 PrefixNode = Node[PrefixRecord]
-DAMAGE_KEPT = 256
 
 
 class Ledger:
@@ -74,13 +75,12 @@ class Ledger:
         self.orders: dict[Tier, TailsFirst[PrefixNode]] = {
             tier: TailsFirst(_parent_of, _children_of, _namespace_of_node) for tier in Tier
         }
-        self.checkpoints: LeastRecentlyUsed[tuple[PrefixNode, str]] = LeastRecentlyUsed(_namespace_of_checkpoint)
-        self.checkpoint_gpu_bytes = 0
         self.eviction: EvictionRule = OldestFirst()
         self.namespaces = NamespaceBooks()
         self.pins = PinBooks(tiers.gpu.total_bytes, pin_budget_ratio)
+        self.checkpoints = CheckpointBooks(tiers, self.pins)
         self.counters = Counters()
-        self.damages: list[Damage] = []
+        self.damages: deque[Damage] = deque(maxlen=DAMAGE_KEPT)  # the newest last
         self.states: dict[State, int] = dict.fromkeys(State, 0)
         self._last_life = 0
         self._content = clock.wall_ns()
@@ -172,26 +172,9 @@ class Ledger:
         """Cut a prefix that is not busy in two by page range; nothing is copied. The lower half stays the prefix it
         was."""
         lower = node.record
-
-        def make(prefix_id: str, parent_id: str) -> PrefixRecord:
-            return PrefixRecord(
-                prefix_id, parent_id, lower.namespace, self.next_life(), lower.first_page, pages, lower.page_tokens,
-                {kind: holding.cut(0, pages) for kind, holding in lower.spans.items()}, approximate=lower.approximate,
-            )  # fmt: skip
-
-        upper = self.index.split(node, pages, make)
+        upper = self.index.split(node, pages, partial(lower.cut, pages, self.next_life()))
         joined(upper)
         record = upper.record
-        record.odd_pages = lower.odd_pages
-        lower.parent_id = record.prefix_id
-        record.native_sums = {kind: sums[:pages] for kind, sums in lower.native_sums.items()}
-        lower.spans = {kind: holding.cut(pages, holding.n_pages) for kind, holding in lower.spans.items()}
-        lower.native_sums = {kind: sums[pages:] for kind, sums in lower.native_sums.items()}
-        if history := lower.spans.get(ObjectKind.COMPRESSED_KV):
-            history.built_from = history.content_version  # the page before it is of the same run
-        lower.first_page, lower.n_pages = lower.first_page + pages, lower.n_pages - pages
-        record.own_leases = lower.own_leases
-        record.pinned_until_ns, record.served_ns = lower.pinned_until_ns, lower.served_ns
         self.nodes[record.prefix_id] = upper
         self.states[State.NEW] += 1
         record.refresh()
@@ -254,21 +237,11 @@ class Ledger:
             if record.state is not State.FULL_RESTORE:  # a restore's end will say it
                 self.move(self.nodes[record.prefix_id], record.state, CauseOf(Cause.UNPIN, "pin_ran_out"))
 
-    def book(self, namespace: str, prefixes: int, gpu_bytes: int) -> None:
-        """A commit on its way: counted as held until it is unbooked."""
-        if prefixes:
-            self.namespaces.add_prefixes(namespace, prefixes)
-        if gpu_bytes:
-            self.namespaces.add_bytes(namespace, gpu_bytes)
-
-    def unbook(self, namespace: str, prefixes: int, gpu_bytes: int) -> None:
-        self.book(namespace, -prefixes, -gpu_bytes)
-
     def set_shares(self, shares: Shares) -> None:
         """Other caps by namespace from now on: each gets its own order of leaving."""
         if shares != self.namespaces.shares:
             self.namespaces.shares = shares
-            self.checkpoints.separate(shares.caps)
+            self.checkpoints.order.separate(shares.caps)
             for order in self.orders.values():
                 order.separate(shares.caps)
 
@@ -298,7 +271,7 @@ class Ledger:
         self.losses.left(space, record.parent_id, node.edge, cause, record.prefix_id)
         freed = 0
         for checkpoint_id in list(record.checkpoints):
-            freed += self.drop_checkpoint(node, checkpoint_id)
+            freed += self.checkpoints.drop(node, checkpoint_id)
         for holding in record.spans.values():
             freed += self.tiers.drop_all(holding)
         record.spans = {}
@@ -306,7 +279,7 @@ class Ledger:
         record.gpu_bytes = 0
         self.pins.leave(record)
         self.move(node, State.EVICTED, cause, bytes_moved=freed, start_ns=start_ns, parent=parent)
-        self.count_eviction(cause, "prefix")
+        self.counters.count_eviction(cause, "prefix")
         if self.ring.enabled:
             self.ring.request(
                 "kvcache.evict", new_span(parent), parent, start_ns, self.clock.monotonic_ns(),
@@ -321,109 +294,11 @@ class Ledger:
         self.index.remove(node)
         del self.nodes[node.record.prefix_id]
 
-    def drop_checkpoint(self, node: PrefixNode, checkpoint_id: str) -> int:
-        """Free a checkpoint's boundary objects in all tiers; bytes freed."""
-        checkpoint = node.record.checkpoints.pop(checkpoint_id)
-        self.checkpoints.discard((node, checkpoint_id))
-        freed = 0
-        for block in checkpoint.blocks.values():
-            if block.gpu is not None:
-                self.checkpoint_gpu_bytes -= block.gpu.total_bytes
-            freed += self.tiers.drop_all(block)
-        return freed
-
-    def add_checkpoint(self, node: PrefixNode, checkpoint: Checkpoint) -> None:
-        """Hang a checkpoint on the prefix it follows, replacing an older one of the same tokens."""
-        key = checkpoint.checkpoint_id
-        if key in node.record.checkpoints:
-            self.drop_checkpoint(node, key)
-        node.record.checkpoints[key] = checkpoint
-        self.checkpoint_gpu_bytes += checkpoint.gpu_bytes
-        self.touch_checkpoint(node, key)
-        if node.record.pinned_until_ns:
-            self.pins.recount(node.record)  # the next checkpoint of the same commit must see it
-
-    def touch_checkpoint(self, node: PrefixNode, checkpoint_id: str) -> None:
-        """It was used: the youngest of those that have bytes on the GPU; without any it is not among them."""
-        if node.record.checkpoints[checkpoint_id].gpu_bytes:
-            self.checkpoints.touch((node, checkpoint_id))
-
-    def checkpoint_leaves_gpu(self, node: PrefixNode, checkpoint_id: str) -> int:
-        """Free the GPU copy of every block that has one below; bytes freed. One hung on a prefix while that was copied
-        down has none yet, and stays."""
-        blocks = node.record.checkpoints[checkpoint_id].blocks.values()
-        return sum(self._block_leaves_gpu(node, checkpoint_id, block) for block in blocks if block.below)
-
-    def _block_leaves_gpu(self, node: PrefixNode, checkpoint_id: str, block: Holding) -> int:
-        """Free a block's GPU copy: off the checkpoint budget, and with the last of them out of the order."""
-        freed = self.tiers.drop_gpu(block)
-        self.checkpoint_gpu_bytes -= freed
-        if not node.record.checkpoints[checkpoint_id].gpu_bytes:
-            self.checkpoints.discard((node, checkpoint_id))
-        return freed
-
-    def quarantine(self, node: PrefixNode, holding: Holding, tier: Tier, cause: CauseOf) -> None:
-        """A copy was found damaged: let go of it. If no other copy of the object is left, the prefix is quarantined.
-
-        The failed validation is a span. A lease that still points at a damaged GPU copy raises `StalePointer` from now
-        on: better than a wrong byte.
-        """
-        record = node.record
-        of = next((k for k, c in record.checkpoints.items() if any(b is holding for b in c.blocks.values())), None)
-        if of is None and not any(held is holding for held in record.spans.values()):
-            return  # split or replaced while its bytes were proven: its pages have other owners, who will find it
-        self.damages.append(
-            Damage(prefix_id=record.prefix_id, kind=str(holding.kind), reason=cause.reason, at_ns=self.clock.wall_ns())
-        )
-        del self.damages[:-DAMAGE_KEPT]
-        self._report_damage(record, holding, tier, cause)
-        if tier is Tier.DISK:
-            self.tiers.drop_disk(holding, damaged=True)
-        elif tier is Tier.HOST:
-            self.tiers.drop_host(holding)
-        elif of is not None:
-            self._block_leaves_gpu(node, of, holding)
-        else:
-            self.tiers.drop_gpu(holding)
-        lost = holding.absent and holding.n_pages > 0
-        if lost and of is not None:
-            self.drop_checkpoint(node, of)
-        record.refresh()
-        self.place(node)
-        if lost and record.state is not State.QUARANTINED:
-            self.move(node, State.QUARANTINED, cause)
-        elif record.state in SERVED and record.natural_state is State.PARTIAL_OFFLOAD:
-            self.move(node, State.PARTIAL_OFFLOAD, cause)  # the copy below is whole: a restore makes it good
-
-    def _report_damage(self, record: PrefixRecord, holding: Holding, tier: Tier, cause: CauseOf) -> None:
-        validation = Validation.DISK_RELOADED if tier is not Tier.GPU else VALIDATION_OF[holding.kind]
-        check = Check(validation, holding.kind, Verdict.FAIL, cause.reason)
-        own = [c.boundary for c in record.checkpoints.values() if any(b is holding for b in c.blocks.values())]
-        phase = "scrub" if cause.cause is Cause.SCRUB else "final"
-        now_ns = self.clock.monotonic_ns()
-        parent = SpanContext(int(cause.trace_id or "0", 16), int(cause.span_id or "0", 16))
-        self.count_checks((check,))
-        self.ring.check_batch(
-            parent, record.prefix_id, own[0] if own else record.tokens, phase, (check,), (now_ns, now_ns)
-        )
-
-    def count_eviction(self, cause: CauseOf, kind: str) -> None:
-        key = (str(cause.cause), kind)
-        self.counters.evictions[key] = self.counters.evictions.get(key, 0) + 1
-
     def count_dropped(self, reason: str, n: int) -> None:
         """Count checkpoints that a commit had and that were not kept. Takes the lock itself."""
         if n:
             with self.lock:
                 self.counters.checkpoints_dropped[reason] = self.counters.checkpoints_dropped.get(reason, 0) + n
-
-    def count_checks(self, checks: tuple[Check, ...]) -> None:
-        """Count validations by name, verdict and reason."""
-        self.counters.validations += len(checks)
-        table = self.counters.by_validation
-        for check in checks:
-            key = (str(check.validation), str(check.verdict), check.reason)
-            table[key] = table.get(key, 0) + 1
 
     def usage(self) -> Usage:
         tiers = self.tiers
@@ -445,7 +320,3 @@ def _children_of(node: PrefixNode) -> Iterable[PrefixNode]:
 
 def _namespace_of_node(node: PrefixNode) -> str:
     return node.record.namespace
-
-
-def _namespace_of_checkpoint(key: tuple[PrefixNode, str]) -> str:
-    return key[0].record.namespace

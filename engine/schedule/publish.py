@@ -310,13 +310,13 @@ class Publisher:
                 for copy in blocks.values():
                     self._tiers.free_slots(Tier.GPU, copy)
                 if there:
-                    self._ledger.touch_checkpoint(node, checkpoint_id)
+                    self._ledger.checkpoints.touch(node, checkpoint_id)
                 continue
             content = content_of(node.record)
             holdings = {k: _holding(k, copy, len(copy.slots), draft.content, content) for k, copy in blocks.items()}
             for holding in holdings.values():
                 holding.owner_id = checkpoint_id
-            self._ledger.add_checkpoint(node, Checkpoint(checkpoint_id, boundary, tail, holdings, owner_id))
+            self._ledger.checkpoints.add(node, Checkpoint(checkpoint_id, boundary, tail, holdings, owner_id))
             added.append(boundary)
         draft.blocks = {}
         return tuple(added)
@@ -335,9 +335,9 @@ class Publisher:
         for checkpoint_id, checkpoint in checkpoints.items():
             copies = [block.gpu for block in checkpoint.blocks.values() if block.gpu is not None and block.n_pages]
             if not node.record.busy and not any((c.page_class, int(c.slots[0])) in read for c in copies):
-                self._ledger.drop_checkpoint(node, checkpoint_id)
+                self._ledger.checkpoints.drop(node, checkpoint_id)
                 for kind in checkpoint.blocks:
-                    self._ledger.count_eviction(CauseOf(Cause.COMMIT), str(kind))
+                    self._ledger.counters.count_eviction(CauseOf(Cause.COMMIT), str(kind))
                 return ""
         return "prefix_is_full"
 

@@ -16,6 +16,7 @@ from engine.errors import CorruptObject, EngineError, OutOfMemory
 from engine.memory.holding import DiskCopy, Holding, SlotCopy, Tier
 from engine.memory.landing import Landing
 from engine.model.objects import BOUNDARY_KINDS, ObjectKind
+from engine.schedule.damage import quarantine
 from engine.schedule.ledger import Ledger, PrefixNode
 from engine.schedule.queues import Form
 from engine.schedule.room import Room
@@ -129,7 +130,7 @@ class Recovery:
             except CorruptObject:
                 with ledger.lock:
                     if holding.gpu is copy and owner.parent is not None and not owner.record.busy:
-                        ledger.quarantine(owner, holding, Tier.GPU, CauseOf(Cause.CORRUPTION, "checksum_mismatch"))
+                        quarantine(ledger, owner, holding, Tier.GPU, CauseOf(Cause.CORRUPTION, "checksum_mismatch"))
             except EngineError:
                 return  # the tier does not answer; the load has failed already
 
@@ -199,14 +200,15 @@ class Recovery:
             node.record.busy = False
             reason = outcome.failure or ("late" if job.late else "ok")
             if outcome.broken is not None:
-                ledger.quarantine(node, outcome.broken, outcome.broken_tier, self._cause(job, Cause.CORRUPTION, reason))
+                why = self._cause(job, Cause.CORRUPTION, reason)
+                quarantine(ledger, node, outcome.broken, outcome.broken_tier, why)
             if node.record.state is State.FULL_RESTORE:
                 cause = self._cause(job, job.cause.cause, reason)
                 ledger.settle(node, cause, bytes_moved=outcome.moved_bytes, start_ns=start_ns, parent=job.parent)
             else:
                 node.record.refresh()
             for checkpoint_id in node.record.checkpoints if node is job.target else ():
-                ledger.touch_checkpoint(node, checkpoint_id)
+                ledger.checkpoints.touch(node, checkpoint_id)
             ledger.place(node)
             ledger.graph.changed()
             if outcome.failure != "not_reached":
@@ -218,7 +220,7 @@ class Recovery:
         self._ledger.underway.landed(arrived.copy.slots)
         holding.gpu = arrived.copy
         if holding.kind in BOUNDARY_KINDS:
-            self._ledger.checkpoint_gpu_bytes += arrived.copy.total_bytes
+            self._ledger.checkpoints.arrived(arrived.copy)
         if arrived.source is Tier.HOST:
             self._tiers.drop_host(holding)  # the GPU copy replaces it; a disk copy stays as a clean one
 

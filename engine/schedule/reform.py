@@ -18,6 +18,7 @@ from engine.errors import CodecRefused, CorruptObject, EngineError, OutOfMemory
 from engine.memory.arena import Arena, Slots
 from engine.memory.holding import Holding, SlotCopy, Tier
 from engine.model.objects import ObjectKind
+from engine.schedule.damage import quarantine
 from engine.schedule.ledger import Ledger, PrefixNode
 from engine.schedule.quality import QualityGate, Trial
 from engine.schedule.room import Room
@@ -115,7 +116,7 @@ class Reformer:
         except CorruptObject as error:
             work.refused = error.code
             with ledger.lock:
-                ledger.quarantine(node, holding, Tier.GPU, CauseOf(Cause.CORRUPTION, "checksum_mismatch"))
+                quarantine(ledger, node, holding, Tier.GPU, CauseOf(Cause.CORRUPTION, "checksum_mismatch"))
         except (CodecRefused, OutOfMemory) as error:
             work.refused = error.code
         finally:
@@ -314,7 +315,7 @@ class Reformer:
                 why = CauseOf(Cause.SCRUB, "checksum_mismatch", scrub.parent.hex_trace, scrub.parent.hex_span)
                 with ledger.lock:
                     if holding.disk is copy and node.parent is not None and not node.record.busy:
-                        ledger.quarantine(node, holding, Tier.DISK, why)
+                        quarantine(ledger, node, holding, Tier.DISK, why)
             except EngineError as error:
                 scrub.failure = error.code
                 break

@@ -17,6 +17,7 @@ from engine.errors import CorruptObject, EngineError, OutOfMemory
 from engine.memory.arena import Slots
 from engine.memory.holding import Holding, SlotCopy, Tier
 from engine.model.objects import BOUNDARY_KINDS
+from engine.schedule.damage import quarantine
 from engine.schedule.diskroom import DiskRoom
 from engine.schedule.leaving import FRUITLESS, For, Leaving, has_copies_below
 from engine.schedule.ledger import Ledger, PrefixNode
@@ -84,12 +85,12 @@ class Room:
 
     def keep_caps(self, namespace: str, new_prefixes: int, new_gpu_bytes: int) -> bool:
         """Evict until the new prefixes and bytes stay within the admission caps, in total and of the namespace, and
-        book them on it: the caller unbooks them (`Ledger.unbook`) once they are held or given up. False: they cannot be
+        book them on it: the caller books them off again once they are held or given up. False: they cannot be
         kept, and nothing is booked."""
         ledger = self._ledger
         if ledger.caps.prefixes is None and ledger.caps.gpu_bytes is None and not ledger.namespaces.capped:
             with ledger.lock:
-                ledger.book(namespace, new_prefixes, new_gpu_bytes)
+                ledger.namespaces.book(namespace, new_prefixes, new_gpu_bytes)
             return True
         if not self._make_way(CauseOf(Cause.CAP), For(namespace), new_prefixes, new_gpu_bytes):
             return False
@@ -112,7 +113,7 @@ class Room:
                     short = shortfall(ledger.caps, ledger.usage(), prefixes, gpu_bytes)
                 if short.none:
                     if whom.own_only:
-                        ledger.book(whom.namespace, prefixes, gpu_bytes)
+                        ledger.namespaces.book(whom.namespace, prefixes, gpu_bytes)
                     return True
                 if short.prefixes > 0:
                     leaf = self._leaving.next_leaf(whom)
@@ -148,7 +149,7 @@ class Room:
         cause = CauseOf(Cause.CAP, "checkpoint_budget")
         for _ in range(_TRIES):
             with ledger.lock:
-                if ledger.checkpoint_gpu_bytes <= self._budget_bytes or not self._shed_checkpoint(cause, For()):
+                if ledger.checkpoints.gpu_bytes <= self._budget_bytes or not self._shed_checkpoint(cause, For()):
                     return
 
     def trim_below(self) -> None:
@@ -163,7 +164,7 @@ class Room:
 
     def _within_budget(self, page_class: str, n: int) -> bool:
         n_bytes = n * self._tiers.gpu.slot_bytes(page_class)
-        held_bytes = self._ledger.checkpoint_gpu_bytes + self._ledger.underway.checkpoint_bytes
+        held_bytes = self._ledger.checkpoints.gpu_bytes + self._ledger.underway.checkpoint_bytes
         return held_bytes + n_bytes <= self._budget_bytes
 
     def _shed_checkpoint(self, cause: CauseOf, whom: For) -> bool:
@@ -176,13 +177,13 @@ class Room:
         checkpoint = node.record.checkpoints[checkpoint_id]
         blocks = [b for b in checkpoint.blocks.values() if b.gpu is not None and len(b.gpu.slots)]
         if all(b.below for b in blocks):
-            moved = ledger.checkpoint_leaves_gpu(node, checkpoint_id)
+            moved = ledger.checkpoints.leave_gpu(node, checkpoint_id)
             ledger.settle(node, cause, bytes_moved=moved, always=True)
         else:
-            ledger.drop_checkpoint(node, checkpoint_id)
+            ledger.checkpoints.drop(node, checkpoint_id)
             ledger.settle(node, cause)
         for block in blocks:
-            ledger.count_eviction(cause, str(block.kind))
+            ledger.counters.count_eviction(cause, str(block.kind))
         ledger.place(node)
         return True
 
@@ -212,7 +213,7 @@ class Room:
             if holding.below:
                 moved += self._tiers.drop_gpu(holding)
         for checkpoint_id in node.record.checkpoints:
-            moved += ledger.checkpoint_leaves_gpu(node, checkpoint_id)
+            moved += ledger.checkpoints.leave_gpu(node, checkpoint_id)
         ledger.place(node)
         ledger.settle(node, cause, bytes_moved=moved, start_ns=start_ns, always=True)
         return moved
@@ -279,7 +280,7 @@ class Room:
             with self._ledger.lock:
                 self._ledger.underway.give_back(copy.slots)
                 if isinstance(error, CorruptObject):
-                    self._ledger.quarantine(node, holding, Tier.GPU, CauseOf(Cause.CORRUPTION, "checksum_mismatch"))
+                    quarantine(self._ledger, node, holding, Tier.GPU, CauseOf(Cause.CORRUPTION, "checksum_mismatch"))
             if isinstance(error, CorruptObject) or not isinstance(error, EngineError):
                 raise
             return False

@@ -180,7 +180,7 @@ class Server:
             return None
         pin_path(target)
         request.pinned.append(target)
-        ledger.count_checks(plan.checks)
+        ledger.counters.count_checks(plan.checks)
         ledger.ring.check_batch(span, boundary.prefix_id, boundary.tokens, "plan", plan.checks, plan.times)
         self._recovery.prepare(job)
         return job
@@ -213,7 +213,7 @@ class Server:
         if boundary is not None:
             boundary.final, boundary.restored = True, request.restored_from is not None
             checks, times = self._planner.validate(boundary)
-            ledger.count_checks(checks)
+            ledger.counters.count_checks(checks)
             ledger.ring.check_batch(request.span, boundary.prefix_id, boundary.tokens, "final", checks, times)
             if bad := next((c for c in checks if c.verdict in _NOT_SERVED), None):
                 request.reason, boundary = bad.reason, None
@@ -223,7 +223,7 @@ class Server:
         if boundary is not None:
             ledger.touch(boundary.last, now_ns)
             if boundary.checkpoint is not None:
-                ledger.touch_checkpoint(boundary.last, boundary.checkpoint.checkpoint_id)
+                ledger.checkpoints.touch(boundary.last, boundary.checkpoint.checkpoint_id)
         self._count(lease, boundary)
         self._record(lease, request, now_ns)
         return lease
@@ -370,7 +370,7 @@ class Server:
 
     def _record_refusals(self, outlook: Outlook, span: SpanContext) -> None:
         for boundary, checks, times in outlook.refused:
-            self._ledger.count_checks(checks)
+            self._ledger.counters.count_checks(checks)
             self._ledger.ring.check_batch(span, boundary.prefix_id, boundary.tokens, "plan", checks, times)
 
 

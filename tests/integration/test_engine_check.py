@@ -158,7 +158,7 @@ def a_byte_booked_on_a_prefix_too_many(b):
 
 
 def a_checkpoint_byte_too_many(b):
-    b.ledger.checkpoint_gpu_bytes += 1
+    b.ledger.checkpoints.gpu_bytes += 1
 
 
 def a_prefix_in_no_order_of_leaving(b):

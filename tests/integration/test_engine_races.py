@@ -153,7 +153,7 @@ def test_a_lease_that_expires_while_it_is_read_is_not_pulled_away(make_rig):
     rig.commit(tokens)
     lease = rig.engine.acquire(tokens)
     loaded = []
-    with stopped_at(rig.ledger.tiers, "load", lambda: loaded.append(lease.load())):
+    with stopped_at(lease._source._loader, "load", lambda: loaded.append(lease.load())):
         rig.clock.advance(10)
         rig.engine.tick()
         assert rig.command("evict", prefix_ids=rig.ids).outcome["evicted"] == 0
@@ -177,7 +177,7 @@ def test_a_lease_released_by_another_thread_while_it_is_read_gives_no_bytes_of_s
         except (StalePointer, LeaseExpired) as error:
             seen.append(error)
 
-    with stopped_at(rig.ledger.tiers, "load", reading):
+    with stopped_at(lease._source._loader, "load", reading):
         lease.release()
         rig.command("evict", prefix_ids=rig.ids)
         for seed in range(1, 5):
@@ -259,7 +259,7 @@ def test_a_checkpoint_hung_on_a_prefix_while_it_is_copied_down_is_still_one_that
     assert (record.resident, checkpoint.on_gpu) == (False, True)
     rig.assert_clean()
     rig.engine.reconfigure({"checkpoint_budget_ratio": 1e-6}, revision=1)
-    assert ledger.checkpoint_gpu_bytes == 0
+    assert ledger.checkpoints.gpu_bytes == 0
 
 
 def test_a_scrub_that_finds_damage_in_a_prefix_split_meanwhile_counts_no_page_twice(make_rig, tmp_path):

@@ -197,12 +197,12 @@ def test_the_checkpoint_budget_holds_under_every_eviction_and_cap(make_rig, evic
     rig = make_rig(gpu_bytes=512 * KIB, checkpoint_budget_ratio=0.1, eviction=eviction, **settings)
     for i in range(40):
         fill(rig, "abc"[i % 3], 1, first=i)
-        assert rig.ledger.checkpoint_gpu_bytes <= 0.1 * 512 * KIB
+        assert rig.ledger.checkpoints.gpu_bytes <= 0.1 * 512 * KIB
         assert held(rig, "a")["gpu_bytes"] <= 100 * KIB
         rig.assert_clean()
-    assert rig.ledger.checkpoint_gpu_bytes > 0
+    assert rig.ledger.checkpoints.gpu_bytes > 0
     rig.engine.reconfigure({**settings, "checkpoint_budget_ratio": 0.02}, revision=1)
-    assert rig.ledger.checkpoint_gpu_bytes <= 0.02 * 512 * KIB
+    assert rig.ledger.checkpoints.gpu_bytes <= 0.02 * 512 * KIB
     assert rig.engine.observed()["checkpoint_budget_ratio"] == 0.02
     rig.assert_clean()
 

@@ -147,7 +147,7 @@ def test_boundary_objects_leave_with_the_pages_they_stand_on(make_ward, name) ->
     ward.command("evict", prefix_ids=ward.ids(), descendants=True)
     assert ward.records() == []
     assert ward.tiers.gpu.live_bytes == 0
-    assert ward.ledger.checkpoint_gpu_bytes == 0
+    assert ward.ledger.checkpoints.gpu_bytes == 0
     assert ward.serve(tokens).usable_tokens == 0
     assert ward.serve(tokens).usable_tokens == 105
 

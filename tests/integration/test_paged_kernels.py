@@ -181,7 +181,7 @@ def quarantine(rig, tokens):
 def drop_a_checkpoint(rig, tokens):
     (node,) = rig.ledger.nodes.values()
     with rig.ledger.lock:
-        rig.ledger.drop_checkpoint(node, checkpoint_at(node.record, len(tokens)).checkpoint_id)
+        rig.ledger.checkpoints.drop(node, checkpoint_at(node.record, len(tokens)).checkpoint_id)
 
 
 @pytest.mark.parametrize("change", [evict, offload, compress, quarantine, drop_a_checkpoint])

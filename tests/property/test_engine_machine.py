@@ -334,7 +334,7 @@ class EngineMachine(RuleBasedStateMachine):
         if hasattr(self, "rig"):
             ledger = self.rig.ledger
             assert len(ledger.underway) == ledger.underway.checkpoint_bytes == ledger.underway.disk_bytes == 0
-            assert ledger.checkpoint_gpu_bytes <= 0.3 * ledger.tiers.gpu.total_bytes
+            assert ledger.checkpoints.gpu_bytes <= 0.3 * ledger.tiers.gpu.total_bytes
 
     @invariant()
     def nothing_is_left_booked(self):

@@ -373,7 +373,7 @@ def _operations() -> dict[str, Operation]:
             "evict",
             lambda w, _: w.command("evict", prefix_ids=w.both(), descendants=True),
             (
-                Point("unpublished, not freed", lambda w: w.engine._ledger, "drop_checkpoint", locked=True),
+                Point("unpublished, not freed", lambda w: w.engine._ledger.checkpoints, "drop", locked=True),
                 Point("freed, files not deleted", lambda w: w.engine._tiers.sweeper, "sweep"),
             ),
         ),
