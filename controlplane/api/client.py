@@ -112,10 +112,6 @@ class ControlPlaneClient(RuleCalls, SteeringCalls):
         """What is wrong, by `engine, minutes` -> `{engines, rules, findings}`."""
         return _document(self.get("/v1/doctor", **filters))
 
-    def failures(self, **filters: Any) -> Any:
-        """Failed validations."""
-        return self.get("/v1/validations/failures", **filters)
-
     def series(self, name: str, **filters: Any) -> Any:
         """A metric over time, by `engine` and `since`."""
         return self.get("/v1/series", name=name, **filters)
@@ -129,8 +125,24 @@ class ControlPlaneClient(RuleCalls, SteeringCalls):
         return self.get("/v1/whatif/outcomes", **filters)
 
     def audit(self, **filters: Any) -> Any:
-        """Who did what."""
+        """Who did what, newest first, by `actor, action, target, trace, since, before, limit`."""
         return self.get("/v1/audit", **filters)
+
+    def marks(self, **filters: Any) -> Any:
+        """What was changed in a range, by `engine, minutes, since`."""
+        return self.get("/v1/marks", **filters)
+
+    def validations(self, **filters: Any) -> Any:
+        """How the validations ended, by `engine, minutes, since`."""
+        return self.get("/v1/validations", **filters)
+
+    def failures(self, **filters: Any) -> Any:
+        """Failed validations, by `engine, validation, since, limit`."""
+        return self.get("/v1/validations/failures", **filters)
+
+    def damaged(self, **filters: Any) -> Any:
+        """Prefixes in quarantine, by `engine, limit`."""
+        return self.get("/v1/damaged", **filters)
 
     # Writes
 

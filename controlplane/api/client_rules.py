@@ -67,6 +67,10 @@ class RuleCalls(Calls):
         """Alert rules."""
         return self.get("/v1/alert-rules")
 
+    def rule_kinds(self) -> Any:
+        """Kinds of rules and their parameters."""
+        return self.get("/v1/alert-rules/kinds")
+
     def rule(self, name: str) -> Any:
         """One alert rule."""
         return self.get(f"/v1/alert-rules/{name}")
@@ -114,6 +118,10 @@ class RuleCalls(Calls):
     def notifications(self, **filters: Any) -> Any:
         """What receivers were told, by `receiver`, `status`, `limit`."""
         return self.get("/v1/notifications", **filters)
+
+    def inbound_alerts(self, **filters: Any) -> Any:
+        """Alerts that asked for a policy, and what came of them, by `limit`."""
+        return self.get("/v1/alertmanager", **filters)
 
     def alertmanager(self, payload: Mapping[str, Any]) -> Json:
         """Hands in an Alertmanager payload."""

@@ -19,6 +19,7 @@ router = APIRouter(tags=["read"])
 
 EARLIEST, LATEST = dt.datetime(1970, 2, 2, tzinfo=dt.UTC), dt.datetime(9000, 1, 1, tzinfo=dt.UTC)
 FARTHEST_OFFSET = 100_000_000
+MOST_ROW_ID = (1 << 63) - 1
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Minutes = Annotated[float, Query(gt=0, le=60 * 24 * 31, description="How far back, in minutes.")]
 Since = Annotated[dt.datetime | None, Query(description="RFC 3339, with a zone; goes before `minutes`.")]
@@ -212,8 +213,21 @@ def command(_caller: Viewer, store: StoreOf, command_id: str) -> queries.Command
 
 @router.get("/v1/audit")
 def audit_rows(
-    _caller: Viewer, store: StoreOf, actor: str | None = None, action: str | None = None, limit: Limit = 100
+    _caller: Viewer,
+    store: StoreOf,
+    actor: str | None = None,
+    action: str | None = None,
+    target: Annotated[str, Query(description="Any part of the target.")] = "",
+    trace: str | None = None,
+    since: Since = None,
+    before: Annotated[
+        int | None, Query(ge=0, le=MOST_ROW_ID, description="Rows older than the one of this id.")
+    ] = None,
+    limit: Limit = 100,
 ) -> list[queries.AuditView]:
-    """Who did what, newest first."""
+    """Who did what, newest first. The next page: `before` the id of the last row."""
+    window = None if since is None else window_of(since, None, 1)
     with store.read() as session:
-        return queries.list_audit(session, actor=actor, action=action, limit=limit)
+        return queries.list_audit(
+            session, window, actor=actor, action=action, target=target, trace_id=trace, before=before, limit=limit
+        )

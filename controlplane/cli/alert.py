@@ -22,6 +22,7 @@ from controlplane.cli.context import (
     show_table,
 )
 from controlplane.cli.exits import OUT
+from controlplane.cli.groups import Line, grouped
 from controlplane.cli.moments import moment_of
 
 AlertId = Annotated[int, typer.Argument(help="The alert's number.")]
@@ -36,6 +37,7 @@ def register(app: typer.Typer) -> None:
     alert.command("silence")(silence)
     alert.command("silences")(silences)
     alert.command("unsilence")(unsilence)
+    alert.command("inbound")(grouped(inbound))
     alert_rules.register(alert)
     receivers.register(alert)
     app.add_typer(alert, name="alert")
@@ -178,3 +180,21 @@ def unsilence(
         show_json(ended)
     else:
         OUT.print(f"silence {silence_id} is over")
+
+
+def inbound(
+    line: Line, limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many.")] = 20
+) -> None:
+    """Alerts that asked for a policy, ours and Alertmanager's, and what came of them; newest first."""
+    with line.open() as client:
+        found = client.inbound_alerts(limit=limit)
+    if line.as_json:
+        show_json(found)
+        return
+    columns = ("received (UTC)", "policy", "engine", "summary", "deliveries", "done (UTC)", "outcome")
+    show_table("Alerts that asked for a policy", columns, map(_inbound_row, found))
+
+
+def _inbound_row(one: dict[str, Any]) -> tuple[Any, ...]:
+    ends = (one["deliveries"], as_time(one["done_at"]), json.dumps(one["outcome"]) if one["outcome"] else None)
+    return as_time(one["received_at"]), one["policy"], one["engine_id"], one["event"], *ends

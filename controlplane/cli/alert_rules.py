@@ -20,7 +20,7 @@ from controlplane.cli.context import (
     show_table,
 )
 from controlplane.cli.exits import OUT, CliError, Exit
-from controlplane.cli.policy import Engine, Group, Namespace, Set, parameters_of, scope_of
+from controlplane.cli.policy import Engine, Group, Namespace, Set, parameters_of, scope_of, show_kind
 
 Name = Annotated[str, typer.Argument(help="The rule's name.")]
 Above = Annotated[float | None, typer.Option("--above", help="Fires above this.")]
@@ -33,6 +33,7 @@ def register(alert: typer.Typer) -> None:
     """Adds the verbs."""
     alert.command("rules")(rules)
     alert.command("rule")(rule)
+    alert.command("kinds")(kinds)
     alert.command("add-rule")(add_rule)
     alert.command("set-rule")(set_rule)
     alert.command("remove-rule")(remove_rule)
@@ -49,6 +50,19 @@ def rules(
         return
     columns = ("rule", "severity", "fires above", "for", "over at", "where", "summary", "")
     show_table("Alert rules", columns, map(_row, found))
+
+
+def kinds(
+    url: Url = DEFAULT_URL, token: TokenOption = "", data_dir: DataDir = DEFAULT_DATA_DIR, as_json: AsJson = False
+) -> None:
+    """What a rule can look at, and the parameters of each kind."""
+    with connect(url, token, data_dir) as client:
+        found = client.rule_kinds()
+    if as_json:
+        show_json(found)
+        return
+    for kind in found:
+        show_kind(f"{kind['kind']}: {kind['is']}", kind["parameters"])
 
 
 def _row(rule: dict[str, Any]) -> tuple[Any, ...]:

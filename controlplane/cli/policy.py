@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -102,8 +103,13 @@ def kinds(
         show_json(found)
         return
     for kind in found:
-        rows = ((one["name"], _value(one["default"]), one["allowed"], one["meaning"]) for one in kind["parameters"])
-        show_table(f"{kind['kind']}: {kind['does']}", ("parameter", "default", "allowed", "meaning"), rows)
+        show_kind(f"{kind['kind']}: {kind['does']}", kind["parameters"])
+
+
+def show_kind(title: str, parameters: Sequence[dict[str, Any]]) -> None:
+    """The parameters that a kind of policy, or of rule, takes."""
+    rows = ((one["name"], _value(one["default"]), one["allowed"], one["meaning"]) for one in parameters)
+    show_table(title, ("parameter", "default", "allowed", "meaning"), rows)
 
 
 def add(

@@ -211,14 +211,24 @@ def list_audit(
     *,
     actor: str | None = None,
     action: str | None = None,
+    target: str = "",
+    trace_id: str | None = None,
+    before: int | None = None,
     limit: int = 100,
 ) -> list[AuditView]:
-    """What was done, newest first."""
+    """What was done, newest first. `target`: any part of it; `before`: only rows older than the one of this id, so that
+    pages do not shift while rows are added."""
     conditions = [] if window is None else [inside(Audit.at, window)]
     if actor is not None:
         conditions.append(Audit.actor == actor)
     if action is not None:
         conditions.append(Audit.action == action)
+    if target:
+        conditions.append(Audit.target.contains(target, autoescape=True))
+    if trace_id is not None:
+        conditions.append(Audit.trace_id == trace_id)
+    if before is not None:
+        conditions.append(Audit.id < before)
     query = select(Audit).where(*conditions).order_by(Audit.id.desc()).limit(limit)
     return [view(AuditView, row) for row in session.scalars(query)]
 

@@ -34,6 +34,7 @@ GOOD: dict[str, list[str]] = {
     "status": [], "prefixes": [], "top": ["--once"], "explain": [], "doctor": [], "inspect": [PREFIX],
     "evict": [PREFIX, "--yes"], "warm": [PREFIX], "restore": [PREFIX], "pin": [PREFIX], "unpin": [PREFIX],
     "compress": [PREFIX], "offload": [PREFIX], "compact": [], "scrub": [], "drain": ["--yes"], "commands": [],
+    "audit": [], "marks": [], "failures": [], "damaged": [], "series": ["requests"],
     "command": ["COMMAND"], "cancel": ["COMMAND", *WHY], "label": [PREFIX, "a=b", *WHY],
     "engine-place": [ENGINE, "--group", "g", *WHY],
     "engine-forget": [ENGINE, *WHY], "cap": ["--prefixes", "9"], "mode": ["normal"], "whatif": ["--engine", ENGINE],
@@ -46,7 +47,8 @@ GOOD: dict[str, list[str]] = {
     "alert unsilence": ["SILENCE", *WHY], "alert rules": [], "alert rule": ["engine_silent"],
     "alert add-rule": ["r", "silence", "--above", "9", "--resolve-at", "1", *WHY],
     "alert set-rule": ["engine_silent", "--above", "99", *WHY], "alert remove-rule": ["r", *WHY],
-    "alert receivers": [], "alert add-receiver": ["c", "https://a.example/x", *WHY],
+    "alert kinds": [], "alert inbound": [], "alert receivers": [],
+    "alert add-receiver": ["c", "https://a.example/x", *WHY],
     "alert set-receiver": ["c", "--off", *WHY], "alert remove-receiver": ["c", *WHY], "alert deliveries": [],
 }  # fmt: skip
 """What asks a control plane, with arguments that are well formed."""
