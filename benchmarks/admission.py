@@ -78,7 +78,7 @@ def evictions(eviction: str) -> list[float]:
     try:
         for n in range(LEAVES):
             engine.commit(np.full(64, n, dtype=np.int32))
-        ledger, leaving = engine._ledger, engine._room._leaving
+        ledger, leaving = engine._ledger, engine._publisher._room._leaving
         found = []
         for _ in range(EVICTED):
             start = time.perf_counter()

@@ -50,7 +50,7 @@ class Commands:
         self._timeout_s = choices.timeout_s
         self._rates = rates
         self._closing = Event()
-        self._kinds = Kinds(ledger, queues, recovery, reformer, choices).by_name
+        self._kinds = Kinds(ledger, queues, recovery, reformer, choices)
 
     def execute(self, request: CommandRequest, progress: Progress) -> CommandOutcome:
         """Raises `BadCommand` for what cannot be a command here; everything else ends in an outcome."""
@@ -58,8 +58,8 @@ class Commands:
         parent = parse_traceparent(request.traceparent)
         span = new_span(parent)
         start_ns = ledger.clock.monotonic_ns()
-        if request.kind not in self._kinds:
-            raise BadCommand(f"command {request.kind!r} is unknown; known: {', '.join(self._kinds)}")
+        if request.kind not in self._kinds.by_name:
+            raise BadCommand(f"command {request.kind!r} is unknown; known: {', '.join(self._kinds.by_name)}")
         if request.expires_at_unix_s and ledger.clock.wall_ns() > request.expires_at_unix_s * NS_PER_S:
             found = CommandOutcome(status="expired", outcome={"reason": "expired before it was run"})
         else:
@@ -85,7 +85,7 @@ class Commands:
             return CommandOutcome(status="cancelled", outcome={"reason": "cancelled before it was run"})
         self._wait_for_safe_point()
         try:
-            outcome = self._kinds[request.kind](ticket)
+            outcome = self._kinds.by_name[request.kind](ticket)
         except BadCommand:
             raise
         except EngineError as error:  # a full queue, a tier that fails: nothing (more) was done

@@ -17,57 +17,33 @@ from opentelemetry.sdk.trace import SpanProcessor
 
 from engine import books, report
 from engine.clock import Clock, SystemClock
-from engine.commands import Choices, CommandOutcome, CommandRequest, Commands, Rates
+from engine.commands import CommandOutcome, CommandRequest
 from engine.config import EngineConfig, Mode
-from engine.consistency.admission import GHOST_MULTIPLE, Caps
-from engine.consistency.curve import CurveSampler
-from engine.consistency.eviction import eviction_rule
 from engine.consistency.graph import GraphGuard, PageTable
 from engine.consistency.lease import Lease
-from engine.consistency.namespaces import Shares
 from engine.consistency.prefix import CauseOf
 from engine.consistency.state import Cause
-from engine.desired import Desired, parse_desired
-from engine.errors import ConfigError, EngineClosed, EngineError, StateMismatch
+from engine.errors import EngineClosed
 from engine.index.radix import TOKEN_BYTES
 from engine.index.space import space_of
-from engine.memory.drill import Drill
-from engine.memory.faults import Faults, FaultyClock
+from engine.memory.faults import Faults
 from engine.memory.paged import PagedView, paged_view
-from engine.memory.tiers import Tiers
-from engine.model.objects import ObjectKind, SegmentKey, bytes_per_token, checkpoint_bytes, layouts_of
+from engine.model.objects import ObjectKind, SegmentKey
 from engine.model.spec import ModelSpec
-from engine.schedule.adopt import Adopter, Adoption
+from engine.refusals import basis_refuses, check_refuse, check_state
+from engine.schedule.adopt import Adoption
 from engine.schedule.counters import Counters
-from engine.schedule.foresee import Foresight
-from engine.schedule.gate import Gate
 from engine.schedule.held import held
-from engine.schedule.leaving import prefill_flops
-from engine.schedule.ledger import Ledger
-from engine.schedule.pace import PrefillPace
-from engine.schedule.plan import Planner
-from engine.schedule.publish import CommitResult, Publisher
-from engine.schedule.quality import QualityGate, QualityJudge
-from engine.schedule.queues import FormQueues
-from engine.schedule.reads import LeaseReads
-from engine.schedule.recovery import Recovery
-from engine.schedule.reform import Reformer
-from engine.schedule.room import Room
-from engine.schedule.serve import Server
-from engine.schedule.validation import Validator
-from engine.telemetry.context import caller_context, parse_traceparent
+from engine.schedule.publish import CommitResult
+from engine.schedule.quality import QualityJudge
+from engine.telemetry.context import caller_context, lease_context
 from engine.telemetry.identity import identity_of
-from engine.telemetry.metrics import EngineMetrics
-from engine.telemetry.pump import Pump
-from engine.telemetry.ring import NO_SPAN, Ring, SpanContext, Tally, new_span
+from engine.telemetry.ring import NO_SPAN, SpanContext, Tally, new_span
 from engine.tokens import Tokens, check_namespace, token_bytes
+from engine.wiring import give_voice, wire
 
 if TYPE_CHECKING:
     from engine.memory.state import NewState
-
-
-REFUSE = ("weights_changed", "load_failed")
-"""Why a caller may refuse all reuse (`acquire`). What it computes with other weights is not kept either."""
 
 
 class CacheEngine:
@@ -94,62 +70,16 @@ class CacheEngine:
         self.config = config
         self.id = config.engine_id
         self.boot_id = boot_id or uuid.uuid4().hex  # one given: the exporters already speak under it
-        clock = clock or SystemClock()
         self._faults = faults
-        if faults is not None:
-            clock = FaultyClock(clock, faults)
-        layouts = layouts_of(spec)
-        tiers = Tiers(
-            layouts, clock, device=config.device, gpu_bytes=config.gpu_bytes, host_bytes=config.host_bytes,
-            disk_bytes=config.disk_bytes, data_dir=config.data_dir, slab_bytes=config.slab_bytes,
-            materialise=config.materialise, code_compressed=config.code_compressed,
-            io_limit_s=config.restore_timeout_s, faults=faults,
-        )  # fmt: skip
-        self._ring = Ring(config.ring_capacity, enabled=config.spans)
-        self._ledger = Ledger(
-            spec, layouts, tiers, self._ring, clock, config.caps, config.lease_s, config.pin_budget_ratio,
-            config.lost_memory_bytes,
-        )  # fmt: skip
-        self._tiers = tiers
-        self._mode = Mode(config.mode)
-        self._mode_expires_ns = 0
-        self._revision = 0
-        self._codec = config.codec
+        parts = wire(spec, config, clock or SystemClock(), faults)
+        self._ledger, self._tiers, self._ring = parts.ledger, parts.ledger.tiers, parts.ledger.ring
+        self._queues, self._validator, self._pace = parts.queues, parts.validator, parts.pace
+        self._server, self._publisher, self._curve = parts.server, parts.publisher, parts.curve
+        self._steering, self._quality, self._commands = parts.steering, parts.quality, parts.commands
+        self._adopter = parts.adopter
         self._closed = False
-        room = self._room = Room(self._ledger, config)
-        self._gate = Gate(self._ledger.index.page_bytes)
-        self._queues = FormQueues(config.queue_bound, clock, faults.worker_takes if faults is not None else None)
-        recovery = Recovery(self._ledger, room)
-        validator = self._validator = Validator(spec, layouts, sealed_on_commit=tiers.sealed_on_commit)
-        self._pace = PrefillPace(config.prefill_tokens_per_s)
-        planner = Planner(spec, layouts, tiers, validator, config, clock, self._pace)
-        reads = LeaseReads(self._ledger, recovery)
-        self._server = Server(self._ledger, planner, recovery, self._queues, config, reads, self._gate)
-        self._publisher = Publisher(self._ledger, room, self._gate)
-        self._curve = _sampler(spec, config) if config.curve_samples else None
-        self._apply(parse_desired({}, config))
-        self._quality = QualityGate(self._ledger, config)
-        self._reformer = Reformer(self._ledger, room, self._quality)
-        self._commands = Commands(
-            self._ledger, self._queues, recovery, self._reformer,
-            Choices(
-                codec=lambda: self._codec, mode=lambda: self._mode, foresee=self.foresee,
-                timeout_s=config.restore_timeout_s, scrub_bytes_per_s=config.scrub_bytes_per_s,
-                drill=faults if isinstance(faults, Drill) else None,
-            ),
-            Rates(prefixes_per_s=config.bulk_prefixes_per_s, bytes_per_s=config.bulk_bytes_per_s),
-        )  # fmt: skip
-        self._adopter = Adopter(self._ledger, room)
         resource = resource or Resource.create(dict(identity_of(self.id, self.boot_id, spec)))
-        if faults is not None:
-            resource = resource.merge(Resource({"kvdeck.faults.armed": len(faults.plan)}))
-        self._pump = (
-            Pump(self._ring, span_processors, resource, clock, dashboard_url=config.dashboard_url)
-            if config.spans
-            else None
-        )
-        if meter_provider is not None:
-            EngineMetrics(meter_provider, self._ledger, self._queues, lambda: self._mode, self._quality.tally)
+        self._pump = give_voice(parts, config, resource, faults, span_processors, meter_provider)
         try:
             self.adoption: Adoption = self._adopter.adopt()
         except BaseException:  # an unreadable folder: no thread and no lock may outlive the failed start
@@ -181,10 +111,11 @@ class CacheEngine:
         begun, as `commit` and `execute` do.
         """
         self._open()
-        _check_refuse(refuse)
+        if refuse:
+            check_refuse(refuse)
         data = token_bytes(tokens)
         lease = self._server.acquire(
-            check_namespace(namespace), data, self._mode, deadline_s,
+            check_namespace(namespace), data, self._steering.mode, deadline_s,
             self._caller(traceparent, tracestate), approximate=approximate, refuse=refuse,
         )  # fmt: skip
         if self._curve is not None and not refuse:
@@ -212,30 +143,22 @@ class CacheEngine:
         model or the engine's way of keeping bytes; nothing is kept then.
         """
         self._open()
-        _check_refuse(refuse)
+        if refuse:
+            check_refuse(refuse)
         data = token_bytes(tokens)
-        if self.config.materialise != (state is not None):
-            need = (
-                "tensors (a NewState)" if self.config.materialise else "no tensors: it was built with materialise=False"
-            )
-            raise StateMismatch(f"this engine takes commits with {need}")
-        if state is not None and not hasattr(state, "end_tokens"):
-            raise StateMismatch(
-                f"the state is a {type(state).__name__}; pass an engine.NewState (docs/howto/commit-state.md)"
-            )
-        if state is not None and state.end_tokens != len(data) // TOKEN_BYTES:
-            raise StateMismatch(f"the state ends at {state.end_tokens} tokens, {len(data) // TOKEN_BYTES} were passed")
+        n_tokens = len(data) // TOKEN_BYTES
+        check_state(state, n_tokens, materialise=self.config.materialise)
         own = lease.namespace if lease is not None else "default"
         where = own if namespace is None else check_namespace(namespace)
         positions = state.checkpoints if state is not None else checkpoints
-        parent = _context_of(lease) if lease is not None else self._caller(None)
+        parent = lease_context(lease) if lease is not None else self._caller(None)
         span = new_span(parent)
         start_ns = self._ledger.clock.monotonic_ns()
         cause = CauseOf(Cause.COMMIT, "", span.hex_trace, span.hex_span)
         approximate = lease is not None and lease.approximate
-        if self._mode is Mode.DRAIN:
+        if self._steering.mode is Mode.DRAIN:
             result = self._publisher.refuse("mode_drain")
-        elif reason := refuse or _basis_refuses(lease, state):
+        elif reason := refuse or basis_refuses(lease, state):
             result = self._publisher.refuse(reason)
             self._publisher.remember_refused(space_of(where, approximate=False), data, reason)
         else:
@@ -245,7 +168,7 @@ class CacheEngine:
                 self._curve.kept(where, data, lease, result.prefix_id if result.reason == "ok" else "")
         if self._ring.enabled:
             attributes: tuple[object, ...] = (
-                "kvcache.namespace", where, "kvcache.prompt_tokens", len(data) // TOKEN_BYTES,
+                "kvcache.namespace", where, "kvcache.prompt_tokens", n_tokens,
                 "kvcache.new_tokens", result.new_tokens, "kvcache.new_pages", result.new_pages,
                 "kvcache.outcome", result.outcome, "kvcache.reason", result.reason,
                 "kvcache.basis", "approximate" if approximate else "exact",
@@ -301,72 +224,25 @@ class CacheEngine:
 
         A key that is absent or null means the engine's own configuration. Shrinking a cap evicts at once.
         """
-        wanted = parse_desired(changes, self.config)
-        parent = parse_traceparent(traceparent)
-        with self._ledger.lock:
-            self._apply(wanted)
-            self._revision = max(self._revision, revision)
-        self._publisher.keep_caps()
-        if self._ring.enabled:
-            now_ns = self._ledger.clock.monotonic_ns()
-            attributes = (
-                "kvcache.command.id", f"desired-{revision}", "kvcache.command.kind", "reconfigure",
-                "kvcache.outcome", "succeeded", "kvcache.reason", str(wanted.mode),
-            )  # fmt: skip
-            self._ring.request("kvcache.command", new_span(parent), parent, now_ns, now_ns, attributes)
-        return self.observed()
+        return self._steering.reconfigure(changes, revision, traceparent)
 
     def foresee(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """What `reconfigure` with this document would make leave if it came now (schedule/foresee.py). Changes nothing.
 
         Raises `ConfigError` where `reconfigure` would.
         """
-        wanted = parse_desired(changes, self.config)
-        rule = eviction_rule(wanted.eviction, prefill_flops(self.spec))
-        with self._ledger.lock:
-            return Foresight(self._ledger, wanted.caps, dict(wanted.namespace_caps), rule).look()
-
-    def _apply(self, wanted: Desired) -> None:
-        """Under the lock. What the new limits no longer allow leaves afterwards."""
-        ledger, tier_bytes = self._ledger, self._tiers.gpu.total_bytes
-        ledger.caps = wanted.caps
-        ledger.set_shares(Shares(wanted.namespace_caps))
-        ledger.eviction = eviction_rule(wanted.eviction, prefill_flops(self.spec))
-        page_bytes = _page_bytes(self.spec)
-        kept_pages = min(tier_bytes, wanted.caps.gpu_bytes or tier_bytes) // page_bytes
-        self._gate.set_rule(wanted.admission_rule, GHOST_MULTIPLE * kept_pages)
-        self._room.set_checkpoint_budget(wanted.checkpoint_budget_ratio)
-        ledger.pins.set_budget(wanted.pin_budget_ratio)
-        self._mode, self._mode_expires_ns = wanted.mode, wanted.mode_expires_ns
-        self._codec = wanted.codec
-        self._server.checkpoint_every_tokens = wanted.checkpoint_every_tokens
+        return self._steering.foresee(changes)
 
     def observed(self) -> dict[str, Any]:
         """What the engine runs with now (wire.md, section 3)."""
-        caps: Caps = self._ledger.caps
-        return {
-            "mode": str(self._mode),
-            "cap_prefixes": caps.prefixes,
-            "cap_gpu_bytes": caps.gpu_bytes,
-            "cap_host_bytes": caps.host_bytes,
-            "cap_disk_bytes": caps.disk_bytes,
-            "codec": self._codec,
-            "checkpoint_every_tokens": self._server.checkpoint_every_tokens,
-            "checkpoint_budget_ratio": self._room.checkpoint_budget_ratio,
-            "pin_budget_ratio": self._ledger.pins.budget_ratio,
-            "namespace_caps": {name: cap.document for name, cap in self._ledger.namespaces.shares.caps.items()},
-            "admission_rule": self._gate.rule,
-            "eviction": self._ledger.eviction.name,
-            "error": None,
-        }
+        return self._steering.observed()
 
     def tick(self) -> None:
         """Housekeeping, about once a second: expire leases and pins, end a person's mode, delete forgotten files."""
         with self._ledger.lock:
             self._ledger.leases.expire()
             self._ledger.unpin_run_out()
-            if self._mode_expires_ns and self._ledger.clock.wall_ns() >= self._mode_expires_ns:
-                self._mode, self._mode_expires_ns = Mode(self.config.mode), 0
+            self._steering.end_mode()
         self._tiers.sweeper.sweep()
 
     def close(self) -> None:
@@ -407,12 +283,7 @@ class CacheEngine:
 
     def curve(self) -> dict[str, Any]:
         """Hit rate against capacity, sampled from what was asked (wire.md, section 3); empty with curve_samples=0."""
-        if self._curve is None:
-            return {}
-        found = {"page_tokens": self.spec.page_tokens, "page_bytes": _page_bytes(self.spec)}
-        curves, now = self._curve.document(), self.held()
-        named = {name: row for name, row in now["namespaces"].items() if name in curves["namespaces"]}
-        return {**found, **curves, "held": {**now, "namespaces": named}}
+        return {} if self._curve is None else report.curve(self._ledger, self._curve)
 
     def held(self) -> dict[str, Any]:
         """Prefixes, pages and GPU bytes held now, in total and by namespace, and what each tier may hold."""
@@ -460,38 +331,3 @@ class CacheEngine:
     def index(self) -> Any:
         """The radix index, for benchmarks of the match alone; hold no reference to its nodes."""
         return self._ledger.index
-
-
-def _page_bytes(spec: ModelSpec) -> int:
-    """What a page takes at least; of a model without history, what its checkpoint takes."""
-    return int(bytes_per_token(spec) * spec.page_tokens) or checkpoint_bytes(spec)
-
-
-def _sampler(spec: ModelSpec, config: EngineConfig) -> CurveSampler:
-    fits_pages = (config.gpu_bytes + config.host_bytes + config.disk_bytes) // _page_bytes(spec)
-    samples, namespaces = config.curve_samples, config.curve_namespaces
-    return CurveSampler(spec.page_tokens, samples=samples, namespaces=namespaces, fits_pages=fits_pages)
-
-
-def _check_refuse(refuse: str) -> None:
-    if refuse and refuse not in REFUSE:
-        raise ConfigError(f"refuse is {refuse!r}; known: {', '.join(REFUSE)}")
-
-
-def _basis_refuses(lease: Lease | None, state: NewState | None) -> str:
-    """Why what was computed from this lease must not be kept; empty when it may."""
-    if lease is None:
-        return ""
-    if lease.explanation.reason == "weights_changed":
-        return "weights_changed"
-    if lease.approximate:
-        return "approximate_needs_whole_state" if state is not None and state.start_tokens else ""
-    return "lossy_basis" if lease.lossy else ""
-
-
-def _context_of(lease: Lease) -> SpanContext:
-    why = lease.explanation
-    return SpanContext(int(why.trace_id, 16), int(why.span_id, 16), why.sampled, why.tracestate, why.continued)
-
-
-__all__ = ["CacheEngine", "EngineError"]

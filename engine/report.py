@@ -1,14 +1,16 @@
-"""What an engine says of itself: stats, snapshot, and the proof that its books balance. Reads only."""
+"""What an engine says of itself: stats, curve, snapshot. Reads only."""
 
 from __future__ import annotations
 
 import datetime as dt
 from typing import Any
 
+from engine.consistency.curve import CurveSampler
 from engine.consistency.prefix import CauseOf, Transition
 from engine.consistency.state import Cause, State
 from engine.memory.holding import Holding, Tier
-from engine.model.objects import ObjectKind
+from engine.model.objects import ObjectKind, page_bytes
+from engine.schedule.held import held
 from engine.schedule.ledger import Ledger, PrefixNode
 from engine.schedule.pace import PrefillPace
 from engine.schedule.queues import FormQueues
@@ -73,6 +75,14 @@ def _namespaces(ledger: Ledger) -> dict[str, dict[str, int]]:
     caps = ledger.namespaces.shares.caps
     largest = sorted(figures, key=lambda name: (name in caps, figures[name]["gpu_bytes"]), reverse=True)
     return {name: figures[name] for name in largest[:NAMESPACES_SHOWN]}
+
+
+def curve(ledger: Ledger, sampler: CurveSampler) -> dict[str, Any]:
+    """The `curve` of docs/reference/wire.md, section 3, with what is held now."""
+    found = {"page_tokens": ledger.spec.page_tokens, "page_bytes": page_bytes(ledger.spec)}
+    curves, now = sampler.document(), held(ledger)
+    named = {name: row for name, row in now["namespaces"].items() if name in curves["namespaces"]}
+    return {**found, **curves, "held": {**now, "namespaces": named}}
 
 
 def tier_figures(ledger: Ledger, tier: Tier) -> dict[str, int]:

@@ -222,3 +222,8 @@ def checkpoint_bytes(spec: ModelSpec) -> int:
     """Bytes one checkpoint takes at most: window, tail and recurrent state."""
     layouts = layouts_of(spec)
     return layouts.tail.slot_bytes + layouts.window.slot_bytes + layouts.recurrent.slot_bytes
+
+
+def page_bytes(spec: ModelSpec) -> int:
+    """What a page takes at least; of a model without history, what its checkpoint takes."""
+    return int(bytes_per_token(spec) * spec.page_tokens) or checkpoint_bytes(spec)

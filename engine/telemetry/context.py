@@ -6,6 +6,7 @@ import re
 
 from opentelemetry import trace
 
+from engine.consistency.lease import Lease
 from engine.telemetry.ring import NO_SPAN, SpanContext
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
@@ -36,3 +37,9 @@ def caller_context(traceparent: str | None, tracestate: str = "") -> SpanContext
         return NO_SPAN
     state = current.trace_state.to_header() if current.trace_state else ""
     return SpanContext(current.trace_id, current.span_id, current.trace_flags.sampled, state, True, True)
+
+
+def lease_context(lease: Lease) -> SpanContext:
+    """The acquire that gave a lease: what is done with it later belongs under it."""
+    why = lease.explanation
+    return SpanContext(int(why.trace_id, 16), int(why.span_id, 16), why.sampled, why.tracestate, why.continued)

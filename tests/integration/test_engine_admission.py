@@ -113,7 +113,7 @@ def test_a_rule_is_desired_state_and_what_it_remembers_stays_while_it_does(make_
 def test_the_ghost_list_is_a_multiple_of_what_the_gpu_tier_may_hold(make_rig):
     rig = make_rig(admission_rule="second_touch", cap_gpu_bytes=64 << 10)
     page_bytes = sum(rig.ledger.layouts.of(kind).slot_bytes for kind in rig.ledger.layouts.span_kinds)
-    rule = rig.engine._gate._rule
+    rule = rig.engine._publisher._gate._rule
     assert rule._ghost_pages == GHOST_MULTIPLE * ((64 << 10) // page_bytes)
     for seed in range(200):
         rig.commit(pages(rig, 4, seed))
@@ -124,7 +124,7 @@ def test_approximate_prefixes_are_another_run_of_pages(make_rig):
     rig = make_rig(admission_rule="second_touch")
     tokens = pages(rig, 3)
     rig.commit(tokens)
-    keys = rig.engine._gate._keys
+    keys = rig.engine._publisher._gate._keys
     assert set(keys("default", tokens.tobytes(), 3, 0)).isdisjoint(keys("other", tokens.tobytes(), 3, 0))
     assert list(keys("default", tokens.tobytes(), 3, 1)) == list(keys("default", tokens.tobytes(), 3, 0))[1:]
 

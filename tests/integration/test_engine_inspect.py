@@ -119,5 +119,5 @@ def test_looking_changes_nothing_and_what_is_not_held_is_refused(make_rig):
 
 
 def test_every_command_an_engine_takes_is_a_kind_that_its_spans_may_have(make_rig):
-    taken = set(make_rig().engine._commands._kinds)
+    taken = set(make_rig().engine._commands._kinds.by_name)
     assert taken | {"reconfigure"} == set(COMMANDS)

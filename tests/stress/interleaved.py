@@ -326,20 +326,20 @@ _TABLE = (
 _RESTORE = (
     Point("marked", lambda w: w.engine._server._recovery, "prepare", after=True, locked=True),
     Point("marked, not queued", lambda w: w.engine._server, "_await"),
-    Point("slots taken", lambda w: w.engine._room, "take_gpu", after=True),
+    Point("slots taken", lambda w: w.engine._publisher._room, "take_gpu", after=True),
     Point("filled, not mapped", lambda w: w.engine._server._recovery, "_fetch_object", after=True),
     Point("mapped, not granted", lambda w: w.engine._server._recovery, "run", after=True),
 )
 _FROM_HOST = Point("bytes read", lambda w: w.engine._tiers, "restore_host", after=True)
 _FROM_DISK = Point("bytes read", lambda w: w.engine._tiers, "restore_disk", after=True)
 _RECODE = (
-    Point("marked", lambda w: w.engine._reformer, "_recoded"),
-    Point("coded, not swapped", lambda w: w.engine._reformer, "_recoded", after=True),
+    Point("marked", lambda w: w.engine._commands._kinds._reformer, "_recoded"),
+    Point("coded, not swapped", lambda w: w.engine._commands._kinds._reformer, "_recoded", after=True),
 )
 _OFFLOAD = (
-    Point("marked", lambda w: w.engine._room, "_copied_down"),
-    Point("copied down, still marked", lambda w: w.engine._room, "_copy_down", after=True),
-    Point("copied down, not freed", lambda w: w.engine._room, "_copied_down", after=True),
+    Point("marked", lambda w: w.engine._publisher._room, "_copied_down"),
+    Point("copied down, still marked", lambda w: w.engine._publisher._room, "_copy_down", after=True),
+    Point("copied down, not freed", lambda w: w.engine._publisher._room, "_copied_down", after=True),
 )
 
 
@@ -424,8 +424,8 @@ def _operations() -> dict[str, Operation]:
             (
                 Point("begun", lambda w: w.engine._queues, "close"),
                 Point("queues ended", lambda w: w.engine._adopter, "persist"),
-                Point("writing", lambda w: w.engine._room.disk, "write"),
-                Point("one written", lambda w: w.engine._room.disk, "write", after=True),
+                Point("writing", lambda w: w.engine._publisher._room.disk, "write"),
+                Point("one written", lambda w: w.engine._publisher._room.disk, "write", after=True),
                 Point("written", lambda w: w.engine._tiers, "close"),
             ),
             disk=True,

@@ -81,8 +81,9 @@ def test_every_reason_a_request_can_be_given_is_explained() -> None:
 def test_every_reason_a_commit_can_be_refused_with_is_explained() -> None:
     from engine.schedule.publish import DROPS, REFUSALS
 
-    names = ("admission", "namespaces", "../schedule/publish", "../schedule/draft", "../schedule/lineage", "../engine")
-    source = "".join((ROOT / "engine" / "consistency" / f"{name}.py").read_text() for name in names)
+    consistency, schedule = ("admission", "namespaces"), ("publish", "draft", "lineage")
+    names = (*(f"consistency/{n}" for n in consistency), *(f"schedule/{n}" for n in schedule), "engine", "refusals")
+    source = "".join((ROOT / "engine" / f"{name}.py").read_text() for name in names)
     given = set(re.findall(r'(?:refuse\(|"refused", |return |LINEAGE = )"([a-z_]+)"', source))
     rules = set(re.findall(r'Admitted\(pages, "([a-z_]+)"', source))
     assert len(rules) == 2
