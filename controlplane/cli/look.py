@@ -22,6 +22,7 @@ from controlplane.cli.context import (
     show_table,
 )
 from controlplane.cli.exits import OUT, CliError, Exit
+from controlplane.store.queries_prefixes import ORDERS
 
 FULL_ID = 32
 SKEW_SHOWN_SECONDS = 1.0
@@ -47,6 +48,7 @@ def status(
     if shares := [row for engine in engines for row in _namespace_rows(engine)]:
         named = ("engine", "namespace", "gpu live", "guaranteed", "max", "prefixes", "max prefixes")
         show_table("Capped namespaces", named, shares)
+    OUT.print(_last_hour(overview), markup=False)
     show_table("Firing alerts", ("id", "rule", "engine", "summary", "acknowledged"), (_alert_row(a) for a in alerts))
     for engine in engines:
         if engine["observed"].get("error"):
@@ -54,6 +56,18 @@ def status(
         if abs(ahead := engine.get("clock_ahead_seconds") or 0.0) >= SKEW_SHOWN_SECONDS:
             word = "ahead of" if ahead > 0 else "behind"
             OUT.print(f"{engine['id']}: its clock is {abs(ahead):,.1f} s {word} ours", markup=False)
+
+
+def _last_hour(overview: dict[str, Any]) -> str:
+    if not overview["requests"]:
+        return "Last hour: no requests"
+    shares = ", ".join(f"{name} {_share(overview[name])}" for name in ("lcp", "usable"))
+    failures = f"recoveries failed {_share(overview['recovery_failures'])}"
+    return f"Last hour: {overview['requests']:,} requests, of their tokens {shares}; {failures}"
+
+
+def _share(rate: dict[str, Any]) -> str:
+    return "-" if rate["ratio"] is None else f"{rate['ratio']:.1%}"
 
 
 def _engine_row(engine: dict[str, Any]) -> tuple[Any, ...]:
@@ -107,8 +121,9 @@ def prefixes(
     namespace: Annotated[str, typer.Option(help="Only this namespace.")] = "",
     label: Annotated[str, typer.Option("--label", "-l", help="With this label: NAME or NAME=VALUE.")] = "",
     search: Annotated[str, typer.Option(help="The beginning of an id.")] = "",
-    order: Annotated[str, typer.Option(help="served, or what the API offers.")] = "served",
+    order: Annotated[str, typer.Option(help=f"{', '.join(ORDERS)}.")] = "served",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many.")] = 20,
+    offset: Annotated[int, typer.Option(min=0, help="Leave out so many first: the next page.")] = 0,
     url: Url = DEFAULT_URL,
     token: TokenOption = "",
     data_dir: DataDir = DEFAULT_DATA_DIR,
@@ -124,13 +139,15 @@ def prefixes(
             search=search or None,
             order=order,
             limit=limit,
+            offset=offset,
         )
     if as_json:
         show_json(page)
         return
     columns = ("prefix", "engine", "state", "tokens", "gpu", "host", "disk", "served tokens", "pinned", "namespace")
     rows = [_prefix_row(prefix) for prefix in page["rows"]]
-    show_table(f"Prefixes ({len(rows)} of {page['total']})", (*columns, "labels"), rows)
+    shown = f"{offset + 1:,}-{offset + len(rows):,}" if offset and rows else f"{len(rows):,}"
+    show_table(f"Prefixes ({shown} of {page['total']:,})", (*columns, "labels"), rows)
 
 
 def _prefix_row(prefix: dict[str, Any]) -> tuple[Any, ...]:

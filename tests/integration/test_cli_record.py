@@ -92,3 +92,16 @@ def test_changes_and_series_over_time(run) -> None:
     unknown = run("series", "nothing_like_it")
     assert unknown.code != 0
     assert "hit_rate_by_kind" in unknown.err
+
+
+def test_status_says_how_the_last_hour_went(run) -> None:
+    shown = " ".join(run("status").out.split())
+    assert "Last hour: 1 requests, of their tokens lcp" in shown
+    assert "recoveries failed" in shown
+
+
+def test_the_next_page_of_prefixes_goes_on_where_the_first_ended(run) -> None:
+    first, second = (read(run, "prefixes", "--order", "id", "--limit", "1", "--offset", n)["rows"] for n in "01")
+    assert first[0]["prefix_id"] < second[0]["prefix_id"]
+    assert "(2-2 of 3)" in run("prefixes", "--order", "id", "--limit", "1", "--offset", "1").out
+    assert "wasted" in run("prefixes", "--order", "sideways").err
