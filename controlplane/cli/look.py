@@ -63,7 +63,8 @@ def _last_hour(overview: dict[str, Any]) -> str:
         return "Last hour: no requests"
     shares = ", ".join(f"{name} {_share(overview[name])}" for name in ("lcp", "usable"))
     failures = f"recoveries failed {_share(overview['recovery_failures'])}"
-    return f"Last hour: {overview['requests']:,} requests, of their tokens {shares}; {failures}"
+    count = f"{overview['requests']:,} request{'s' if overview['requests'] > 1 else ''}"
+    return f"Last hour: {count}, of the tokens {shares}; {failures}"
 
 
 def _share(rate: dict[str, Any]) -> str:

@@ -96,7 +96,7 @@ def test_changes_and_series_over_time(run) -> None:
 
 def test_status_says_how_the_last_hour_went(run) -> None:
     shown = " ".join(run("status").out.split())
-    assert "Last hour: 1 requests, of their tokens lcp" in shown
+    assert "Last hour: 1 request, of the tokens lcp" in shown
     assert "recoveries failed" in shown
 
 
