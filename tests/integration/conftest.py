@@ -1,15 +1,15 @@
-"""Fixtures of many integration tests: engines that are hurt on purpose."""
+"""Fixtures of many integration tests: engines, with faults below them or real models in front, hurt on purpose."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 # Their asserts say what they compared, as a test's do.
-pytest.register_assert_rewrite("alert_support", "fault_support", "quality_support")
+pytest.register_assert_rewrite("alert_support", "fault_support", "quality_support", "victim", "ward")
 
 
 @pytest.fixture
@@ -35,3 +35,23 @@ def faulty(make_rig: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
         return rig, tokens, faults
 
     return build
+
+
+@pytest.fixture
+def make_ward() -> Iterator[Callable[..., Any]]:
+    """Builds `Ward`s; whatever was done to them, their books balance at the end."""
+    from ward import Ward
+
+    from engine.integrations.synthetic import use_one_thread
+
+    use_one_thread()
+    made: list[Ward] = []
+
+    def make(*args: Any, **config: Any) -> Ward:
+        made.append(Ward(*args, **config))
+        return made[-1]
+
+    yield make
+    for ward in made:
+        assert ward.engine.check() == []
+        ward.engine.close()

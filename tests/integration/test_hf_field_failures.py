@@ -6,35 +6,17 @@ hits that should have been there and were not. Every answer is compared bit by b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import damage
 import numpy as np
 import pytest
 import torch
-from damage import INDEXER, WINDOW, Ward
 from huggingface_support import MODELS, some_tokens
-
-from engine.integrations.synthetic import use_one_thread
+from ward import INDEXER, WINDOW
 
 HYBRID = sorted(MODELS.keys() - {"llama"})
 WINDOWED = ["deepseek_v4", "gemma3", "gpt_oss", "mixed", "mistral"]
-
-
-@pytest.fixture
-def make_ward() -> Iterator[Callable[..., Ward]]:
-    use_one_thread()
-    made: list[Ward] = []
-
-    def make(*args: Any, **config: Any) -> Ward:
-        made.append(Ward(*args, **config))
-        return made[-1]
-
-    yield make
-    for ward in made:
-        assert ward.engine.check() == []
-        ward.engine.close()
 
 
 # -- state taken for what it is not -----------------------------------------------------------------------------------

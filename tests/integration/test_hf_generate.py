@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from damage import PAGE, Ward
 from huggingface_support import some_tokens
+from ward import PAGE, Ward
 
 from engine.errors import StateMismatch
 from engine.integrations.synthetic import use_one_thread
