@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from interleaved import OPERATIONS
+from operations import OPERATIONS
 from test_interleavings import interleave, quick  # noqa: F401  (a fixture)
 
 from engine.consistency.graph import GraphGuard

@@ -6,8 +6,9 @@ from collections import Counter
 from functools import cache
 
 import pytest
-from interleaved import OPERATIONS, Operation, World
 from interleaving import Ended, Interleaving, Point
+from operations import OPERATIONS, Operation
+from world import World
 
 from engine.errors import EngineClosed
 from engine.integrations.synthetic import SyntheticModel
