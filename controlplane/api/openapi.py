@@ -57,7 +57,7 @@ ERROR_EXAMPLES: Mapping[type[ControlPlaneError], tuple[str, str, str]] = {
                    "Send it as `Authorization: Bearer <token>` (`kvdeck token`)."),
     Forbidden: ("role_insufficient", "ann is viewer; this needs operator.",
                 "Ask an admin for a token: `kvdeck token issue --role operator`."),
-    NotFound: ("engine_unknown", "No engine 'local' has registered here.", "`kvdeck engines` lists them."),
+    NotFound: ("engine_unknown", "No engine 'local' has registered here.", "`kvdeck status` lists them."),
     Conflict: ("version_moved", "Since you looked, 1 prefixes moved on: 3f2a9c0d5b7e is at 7.",
                "Look again and decide on what is there now."),
     TooLarge: ("body_too_large", "The body is over 67108864 bytes.", "Send less at once."),
