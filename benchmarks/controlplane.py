@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.deck import fleet, ingest, pages
 from benchmarks.deck.databases import OPENERS
-from benchmarks.harness import machine, print_table
+from benchmarks.harness import machine, print_table, told
 
 PARTS = {"ingest": ingest.rows, "fleet": fleet.rows, "pages": pages.rows}
 
@@ -37,7 +37,7 @@ def main() -> None:
             if part not in PARTS or kind not in OPENERS:
                 raise SystemExit(f"no part {part!r} on {kind!r}; parts: {', '.join(PARTS)}; on: {', '.join(OPENERS)}")
             with OPENERS[kind](a.folder) as url:
-                lines += PARTS[part](a, kind, url)
+                lines += told(PARTS[part](a, kind, url))
     columns = [("what", str), ("target", str), ("measured", str)]
     print_table(f"control plane; {machine()}", columns, lines)
 

@@ -29,7 +29,7 @@ from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
 from benchmarks.deck.databases import sqlite_url
 from benchmarks.deck.seed import seed, seed_losses
-from benchmarks.harness import ROOT, machine, print_table
+from benchmarks.harness import ROOT, machine, print_table, told
 from controlplane.auth import Role, issue_token
 from controlplane.store import Store
 from dashboard import control, data
@@ -67,13 +67,6 @@ def measure_reads(rounds: int, longest: int) -> list[list[object]]:
                 read()
                 took.append((time.perf_counter() - began) * 1000)
             lines.append([f"read {name}, {minutes} min, ms", f"< {READ_TARGET_MS}", _of(took)])
-    return lines
-
-
-def _told(lines: list[list[object]]) -> list[list[object]]:
-    """The same lines, said at once: a long run that is stopped has not been for nothing."""
-    for what, _, measured in lines:
-        print(f"{what}: {measured}", file=sys.stderr, flush=True)
     return lines
 
 
@@ -218,14 +211,14 @@ def main() -> None:
         size = Path(url.removeprefix("sqlite:///")).stat().st_size / 2**30
         seeded = f"seeded in {time.monotonic() - began:.0f} s, {size:.2f} GiB"
         print(f"{a.versions:,} versions of {a.engines} engines {seeded}", file=sys.stderr, flush=True)
-        lines = _told(measure_reads(a.rounds, a.minutes))
+        lines = told(measure_reads(a.rounds, a.minutes))
         counts = [int(count) for count in a.sessions.split(",") if count]
         if counts:
             links = _links(store, sum(counts))
             with served(url, folder, environment) as (address, pid), sync_playwright() as playwright:
                 browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
                 for count in counts:
-                    lines += _told(measure_sessions(browser, address, pid, links, count, a.rounds))
+                    lines += told(measure_sessions(browser, address, pid, links, count, a.rounds))
                 browser.close()
         store.dispose()
     columns = [("what", str), ("target", str), ("median / worst", str)]

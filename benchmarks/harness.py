@@ -80,6 +80,13 @@ def print_table(title: str, columns: Sequence[tuple[str, Callable[[Any], str]]],
         print("  ".join(cells).rstrip())
 
 
+def told(lines: list[list[object]]) -> list[list[object]]:
+    """The same rows of (what, target, measured), said at once: a long run that is stopped has not been for nothing."""
+    for what, _, measured in lines:
+        print(f"{what}: {measured}", file=sys.stderr, flush=True)
+    return lines
+
+
 def machine() -> str:
     """The machine in a few words, for the table's title."""
     return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
