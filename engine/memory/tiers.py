@@ -49,9 +49,9 @@ class Tiers:
         data_dir: Path | None,
         slab_bytes: int | None,
         materialise: bool,
-        code_compressed: bool = False,
-        io_limit_s: float = 5.0,
-        faults: Faults | None = None,
+        code_compressed: bool,
+        io_limit_s: float,
+        faults: Faults | None,
     ) -> None:
         self.layouts = layouts
         # What is written follows the configuration; what is read may come from an engine configured otherwise.

@@ -53,8 +53,8 @@ class Ledger:
         clock: Clock,
         caps: Caps,
         lease_s: float,
-        pin_budget_ratio: float = 0.5,
-        lost_memory_bytes: int = 0,
+        pin_budget_ratio: float,
+        lost_memory_bytes: int,
     ) -> None:
         self.lock = RLock()
         self.settled = Condition(self.lock)  # notified when a busy prefix is free again
