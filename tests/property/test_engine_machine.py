@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections import defaultdict
 from contextlib import suppress
-from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
-from engine_support import DEPTH, Rig, do_not_wait_for_the_disk, fork, poison_freed_slots, prompt
-from hypothesis import HealthCheck, settings
+from engine_support import DEPTH, fork, prompt
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import initialize, invariant, precondition, rule
+from machine_support import RigMachine, Suspicious, WatchedBooks, run_at_random
 
 from engine import Tier
-from engine.clock import ManualClock
-from engine.consistency.namespaces import NamespaceBooks
 from engine.errors import CorruptObject, LeaseExpired, StalePointer
-from engine.index import radix
-from engine.integrations.synthetic import use_one_thread
 from engine.memory.codec import LOSSY
-from engine.schedule.quality import Quality
 
-SLAB_BYTES = 10 << 10
-# Slabs of GPU and host, and bytes of disk, that a few prompts overflow; slots of the models differ in size.
+# Slots of the models differ in size.
 SIZES = {
     "small-deepseek-v4": (8, 4, 70 << 10),
     "small-gemma-3": (18, 9, 150 << 10),
@@ -51,61 +36,21 @@ CAPS = (
 LENGTHS = st.sampled_from([1, 63, 64, 65, 100, 128, 129, 191, 192, 200, 256, 300, 333, 384])
 
 
-class Suspicious:
-    """Compares what it is to judge with the truth; a wrong byte counts as a loss no bound allows."""
-
-    def __init__(self, model):
-        self.model = model
-        self.wrong = []
-
-    def judge(self, native, coded, tokens):
-        found = [self.model.verify(state, tokens) for state in (native, coded)]
-        self.wrong += [f.first_wrong for f in found if not f.ok]
-        if found[1].lossy_bytes < found[0].lossy_bytes:
-            self.wrong.append("less is lost once more is coded")
-        return Quality(logit_error=1.0, kl=0.0, positions=1)
-
-
-class WatchedBooks(NamespaceBooks):
-    """Judges every byte that a namespace loses while another one is served, by the rule in words."""
-
-    def __init__(self):
-        super().__init__()
-        self.serving = None
-        self.wrong = []
-
-    def add_bytes(self, namespace, n_bytes):
-        others_above = self.above() - {namespace}
-        super().add_bytes(namespace, n_bytes)
-        share = self.shares.guaranteed(namespace)
-        if n_bytes < 0 and self.serving not in (None, namespace) and self.gpu_bytes[namespace] < share and others_above:
-            self.wrong.append(f"{self.serving} took {-n_bytes} of {namespace}, {others_above} are above their share")
-
-
-class EngineMachine(RuleBasedStateMachine):
+class EngineMachine(RigMachine):
     """`told` is the naive model: every (namespace, tokens) ever committed, whole prompts, never forgotten."""
 
-    model = "small-deepseek-v4"
+    sizes = SIZES
+    config: ClassVar = {"codec": "int8", "code_compressed": True, "max_logit_error": LOSS}
 
     @initialize()
     def start(self):
-        self.folder = Path(tempfile.mkdtemp(prefix="kvdeck-machine-"))
-        self.clock = ManualClock()
         self.told: dict[str, list[np.ndarray]] = defaultdict(list)
         trunk = prompt(384, 0)
         self.prompts = [trunk, *(fork(trunk, at, n, n) for at, n in ((64, 256), (130, 300), (256, 384), (0, 333)))]
-        self.held: list = []
-        self.counted = 0
-        self.open()
+        self.begin()
 
     def open(self):
-        self.clock.advance(1.0)  # two starts within one nanosecond are not of this world
-        gpu, host, disk_bytes = SIZES[self.model]
-        self.rig = Rig(
-            self.model, clock=self.clock, data_dir=self.folder, lease_s=60.0, codec="int8", code_compressed=True,
-            slab_bytes=SLAB_BYTES, max_logit_error=LOSS,
-            gpu_bytes=gpu * SLAB_BYTES, host_bytes=host * SLAB_BYTES, disk_bytes=disk_bytes,
-        )  # fmt: skip
+        super().open()
         self.rig.engine.set_quality_judge(Suspicious(self.rig.lossy))
         self.books = WatchedBooks()
         for name in ("gpu_bytes", "prefixes", "total_bytes"):  # what was adopted
@@ -113,13 +58,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.rig.ledger.namespaces = self.books
         self.allowed = {}
 
-    def teardown(self):
-        if hasattr(self, "rig"):
-            for lease, _ in self.held:
-                lease.release()
-            self.rig.engine.close()
-            self.versions_are_dense()
-            shutil.rmtree(self.folder, ignore_errors=True)
+    def close(self):
+        super().close()
+        self.versions_are_dense()
 
     # -- prompts ------------------------------------------------------------------------------------------------------
 
@@ -271,26 +212,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 200), tier=st.sampled_from(["gpu", "host"]), at=st.integers(0, 1 << 20))
     def damage_memory(self, which, tier, at):
-        arena = self.rig.ledger.tiers.arena(Tier(tier))
-        copies = [
-            copy
-            for node in self.rig.ledger.index.walk()
-            for holding in node.record.holdings()
-            if (copy := getattr(holding, tier)) is not None and len(copy.slots)
-        ]
-        if copies:
-            copy = copies[which % len(copies)]
-            address = arena.addresses(copy.page_class, copy.slots)[at % len(copy.slots)]
-            arena.buffer[int(address) + at % copy.page_bytes] ^= 0x20
-
-    @rule()
-    def restart(self):
-        for lease, _ in self.held:
-            lease.release()
-        self.held = []
-        self.rig.engine.close()
-        self.versions_are_dense()
-        self.open()
+        self.flip_a_bit(Tier(tier), which, at)
 
     # -- what must hold -----------------------------------------------------------------------------------------------
 
@@ -306,11 +228,6 @@ class EngineMachine(RuleBasedStateMachine):
             differ = np.flatnonzero(told[:n] != tokens[:n])
             best = max(best, int(differ[0]) if len(differ) else n)
         return best
-
-    @invariant()
-    def books_balance(self):
-        if hasattr(self, "rig"):
-            assert self.rig.engine.check() == []
 
     @invariant()
     def namespaces_keep_their_maxima(self):
@@ -378,16 +295,4 @@ class EngineMachine(RuleBasedStateMachine):
 @pytest.mark.timeout(300 * DEPTH)
 @pytest.mark.parametrize("model", sorted(SIZES))
 def test_no_sequence_of_requests_commands_and_damage_serves_a_wrong_byte(monkeypatch, model):
-    use_one_thread()
-    poison_freed_slots(monkeypatch)
-    do_not_wait_for_the_disk(monkeypatch)
-    monkeypatch.setattr(radix, "STRETCH_NODES", 2)  # so that paths of few prefixes have some
-    machine = type("Machine", (EngineMachine,), {"model": model})
-    limits = settings(
-        max_examples=EXAMPLES,
-        stateful_step_count=40,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        print_blob=True,
-    )
-    run_state_machine_as_test(machine, settings=limits)
+    run_at_random(EngineMachine, model, monkeypatch, examples=EXAMPLES)

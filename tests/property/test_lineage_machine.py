@@ -3,59 +3,37 @@ request asked for."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
-from engine_support import DEPTH, Rig, do_not_wait_for_the_disk, fork, poison_freed_slots, prompt
-from hypothesis import HealthCheck, settings
+from engine_support import DEPTH, fork, prompt
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, invariant, rule
 from lineage_support import Run
+from machine_support import RigMachine, run_at_random
 
-from engine.clock import ManualClock
+from engine import Tier
 from engine.errors import CorruptObject, LeaseExpired, StalePointer
-from engine.index import radix
-from engine.integrations.synthetic import use_one_thread
 
-SLAB_BYTES = 10 << 10
 SIZES = {"small-deepseek-v4": (12, 6, 90 << 10), "small-gemma-3": (24, 12, 200 << 10)}
 WHICH = st.integers(0, 5)
 RUNS = st.sampled_from("ab")
 
 
-class LineageMachine(RuleBasedStateMachine):
+class LineageMachine(RigMachine):
     """Runs `a` and `b` are exact and part after page 2; `c`, other from the start, has an approximate basis."""
 
-    model = "small-deepseek-v4"
+    sizes = SIZES
 
     @initialize()
     def start(self):
-        self.folder = Path(tempfile.mkdtemp(prefix="kvdeck-lineage-"))
-        self.clock = ManualClock()
-        self.held: list = []
-        self.open()
+        self.begin()
         page = self.rig.page
         spec = self.rig.spec
         self.runs = {"a": Run(spec, 1 << 40), "b": Run(spec, 2 * page), "c": Run(spec, 0, 2)}
         trunk = prompt(6 * page, 0)
         self.prompts = [trunk, *(fork(trunk, at, n, at) for at, n in ((64, 256), (130, 300), (192, 384), (256, 333)))]
         self.prompts.append(fork(trunk, 384, 512, 9))
-
-    def open(self):
-        self.clock.advance(1.0)
-        gpu, host, disk_bytes = SIZES[self.model]
-        self.rig = Rig(
-            self.model, clock=self.clock, data_dir=self.folder, lease_s=60.0, slab_bytes=SLAB_BYTES,
-            gpu_bytes=gpu * SLAB_BYTES, host_bytes=host * SLAB_BYTES, disk_bytes=disk_bytes,
-        )  # fmt: skip
-
-    def teardown(self):
-        if hasattr(self, "rig"):
-            self.rig.engine.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
 
     def of(self, lease, tokens):
         """Which runs the bytes of a hit are of; they must be of one, and of an exact one unless the lease says so."""
@@ -139,31 +117,12 @@ class LineageMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 200), at=st.integers(0, 1 << 20))
     def damage_memory(self, which, at):
-        arena = self.rig.ledger.tiers.gpu
-        holdings = [h for node in self.rig.ledger.index.walk() for h in node.record.holdings()]
-        copies = [h.gpu for h in holdings if h.gpu is not None and len(h.gpu.slots)]
-        if copies:
-            copy = copies[which % len(copies)]
-            address = arena.addresses(copy.page_class, copy.slots)[at % len(copy.slots)]
-            arena.buffer[int(address) + at % copy.page_bytes] ^= 0x20
+        self.flip_a_bit(Tier.GPU, which, at)
 
     @rule(which=st.integers(0, 50))
     def lose_a_file(self, which):
         if files := self.rig.files():
             files[which % len(files)].unlink()
-
-    @rule()
-    def restart(self):
-        for lease, _ in self.held:
-            lease.release()
-        self.held = []
-        self.rig.engine.close()
-        self.open()
-
-    @invariant()
-    def books_balance(self):
-        if hasattr(self, "rig"):
-            assert self.rig.engine.check() == []
 
     @invariant()
     def what_is_approximate_is_on_the_gpu_and_nowhere_else(self):
@@ -175,16 +134,4 @@ class LineageMachine(RuleBasedStateMachine):
 @pytest.mark.timeout(300 * DEPTH)
 @pytest.mark.parametrize("model", sorted(SIZES))
 def test_no_sequence_of_runs_makes_a_hit_of_two(monkeypatch, model):
-    use_one_thread()
-    poison_freed_slots(monkeypatch)
-    do_not_wait_for_the_disk(monkeypatch)
-    monkeypatch.setattr(radix, "STRETCH_NODES", 2)  # so that paths of few prefixes have some
-    machine = type("Machine", (LineageMachine,), {"model": model})
-    limits = settings(
-        max_examples=12 * DEPTH,
-        stateful_step_count=40,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        print_blob=True,
-    )
-    run_state_machine_as_test(machine, settings=limits)
+    run_at_random(LineageMachine, model, monkeypatch, examples=12 * DEPTH)
