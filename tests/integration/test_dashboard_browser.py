@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 import pytest
 from browser_support import chromium
+from dashboard_seed_series import GONE, LIVE, prefix_id
+from dashboard_stage import PATIENCE_MS, Deck, Visit
 from playwright.sync_api import Browser, expect
 from sqlalchemy import select, update
-from test_dashboard_seed_series import GONE, LIVE, prefix_id
-from test_dashboard_stage import PATIENCE_MS, Deck, Visit
 
 from controlplane.store import models as m
 

@@ -4,9 +4,9 @@ import datetime as dt
 import inspect
 
 import pytest
+from dashboard_seed import seed
+from dashboard_seed_series import GONE, LIVE, STALE, prefix_id
 from sqlalchemy import text
-from test_dashboard_seed import seed
-from test_dashboard_seed_series import GONE, LIVE, STALE, prefix_id
 
 from controlplane.errors import ControlPlaneError
 from controlplane.store.queries_families import families

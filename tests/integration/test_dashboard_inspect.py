@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 from browser_support import chromium
+from dashboard_seed_series import LIVE, prefix_id
+from dashboard_stage import Deck, Visit
 from live_support import Live, live_engine, prompt
 from playwright.sync_api import Browser, expect
 from steering_support import wait_for
-from test_dashboard_seed_series import LIVE, prefix_id
-from test_dashboard_stage import Deck, Visit
 
 from controlplane.auth import ANY_ENGINE, Role, issue_token
 from controlplane.clock import utc_now

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from browser_support import chromium
+from dashboard_stage import Deck, Visit
 from playwright.sync_api import Browser, expect
-from test_dashboard_stage import Deck, Visit
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 PAGES = (

@@ -7,10 +7,11 @@ from urllib.parse import urlsplit
 
 import pytest
 from browser_support import chromium
+from dashboard_stage import PATIENCE_MS, Deck, Visit
+from databases import free_port
 from oidc_support import whole_provider
 from playwright.sync_api import Browser, expect
 from sqlalchemy import select
-from test_dashboard_stage import PATIENCE_MS, Deck, Visit, _free_port
 
 from controlplane.store import models as m
 
@@ -33,7 +34,7 @@ def deck(tmp_path_factory) -> Iterator[Deck]:
     folder = tmp_path_factory.mktemp("deck")
     secret = folder / "client-secret"
     secret.write_text("the client's own\n")
-    with whole_provider(_free_port(), PEOPLE) as issuer:
+    with whole_provider(free_port(), PEOPLE) as issuer:
         made = Deck(
             folder,
             {

@@ -9,7 +9,6 @@ import datetime as dt
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -21,8 +20,9 @@ from urllib.request import urlopen
 
 import uvicorn
 from browser_support import choose, pick_row
+from dashboard_seed import seed
+from databases import free_port
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect
-from test_dashboard_seed import seed
 
 from controlplane.api.app import create_app
 from controlplane.settings import Settings
@@ -42,7 +42,7 @@ class Deck:
 
     def __init__(self, folder: Path, environment: Mapping[str, str] | None = None, **how: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.api_port, self.port = _free_port(), _free_port()
+        self.api_port, self.port = free_port(), free_port()
         url = f"sqlite:///{folder / 'kvdeck.sqlite3'}"
         self.tokens = seed(url, dt.datetime.now(dt.UTC), **how)
         self.environment = {
@@ -187,12 +187,6 @@ class Visit:
         assert self.strangers == set()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _wait_for(url: str, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -203,8 +197,3 @@ def _wait_for(url: str, seconds: float = 60) -> None:
         except OSError:
             time.sleep(0.2)
     raise AssertionError(f"{url} did not answer within {seconds:.0f} s")
-
-
-def test_a_free_port_is_free():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", _free_port()))

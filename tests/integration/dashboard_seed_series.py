@@ -212,28 +212,3 @@ def validations(session: Any, now: dt.datetime) -> None:
             found_at=now - dt.timedelta(minutes=4),
         )
     )
-
-
-def test_ten_minutes_of_the_series_are_bad():
-    found: list[Any] = []
-
-    class Session:
-        add = staticmethod(found.append)
-
-    requests(Session(), dt.datetime(2026, 1, 2, 3, 4, tzinfo=dt.UTC))
-    asked = [row for row in found if isinstance(row, m.RequestRollup)]
-    late = {row.minute for row in asked if row.reason == "restore_late"}
-    assert len(late) == 11
-    assert all(row.usable_tokens <= row.lcp_tokens <= row.prompt_tokens for row in asked)
-
-
-def test_what_was_lost_and_what_was_used_are_what_was_asked_for():
-    found: list[Any] = []
-
-    class Session:
-        add = staticmethod(found.append)
-
-    requests(Session(), dt.datetime(2026, 1, 2, 3, 4, tzinfo=dt.UTC))
-    asked = [row for row in found if isinstance(row, m.RequestRollup)]
-    lost = sum(row.tokens for row in found if isinstance(row, m.LossRollup))
-    assert lost == sum(row.prompt_tokens - row.usable_tokens for row in asked)
