@@ -1,4 +1,4 @@
-"""Fixtures of many integration tests: engines, with faults below them or real models in front, hurt on purpose."""
+"""Fixtures of many integration tests: engines that are hurt on purpose, and a Chromium on the dashboard."""
 
 from __future__ import annotations
 
@@ -55,3 +55,22 @@ def make_ward() -> Iterator[Callable[..., Any]]:
     for ward in made:
         assert ward.engine.check() == []
         ward.engine.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A Chromium, for as long as one file needs it: what it runs on would be in the way of others."""
+    from browser_support import chromium
+
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture
+def visit(browser: Any, deck: Any) -> Iterator[Any]:
+    """A tab on the file's own deck; it must be left without errors."""
+    from dashboard_stage import Visit
+
+    made = Visit(browser, deck)
+    yield made
+    made.leave()

@@ -8,11 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from browser_support import chromium
 from dashboard_seed_series import LIVE, prefix_id
 from dashboard_stage import Deck, Visit
 from live_support import Live, live_engine, prompt
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 from steering_support import wait_for
 
 from controlplane.auth import ANY_ENGINE, Role, issue_token
@@ -26,12 +25,6 @@ NOW = dt.datetime(2026, 1, 2, 3, tzinfo=dt.UTC)
 
 # uvicorn's websocket support is imported lazily and warns about itself; Streamlit is another process.
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from browser_support import chromium
 from dashboard_stage import PATIENCE_MS, Deck, Visit
 from databases import free_port
 from oidc_support import whole_provider
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 from sqlalchemy import select
 
 from controlplane.store import models as m
@@ -21,12 +20,6 @@ PEOPLE = (
     {"sub": "vic", "email": "vic@example.org", "groups": ["kv-lookers"]},
     {"sub": "sam", "email": "sam@example.org", "groups": ["sales"]},
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +39,6 @@ def deck(tmp_path_factory) -> Iterator[Deck]:
         )
         yield made
         made.close()
-
-
-@pytest.fixture
-def visit(browser, deck) -> Iterator[Visit]:
-    made = Visit(browser, deck)
-    yield made
-    made.leave()
 
 
 def _sign_in(visit: Visit, person: str, at: str = "") -> None:
