@@ -182,9 +182,7 @@ def unsilence(
         OUT.print(f"silence {silence_id} is over")
 
 
-def inbound(
-    line: Line, limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many.")] = 20
-) -> None:
+def inbound(line: Line, limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many.")] = 20) -> None:
     """Alerts that asked for a policy, ours and Alertmanager's, and what came of them; newest first."""
     with line.open() as client:
         found = client.inbound_alerts(limit=limit)
