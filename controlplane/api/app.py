@@ -30,6 +30,7 @@ from controlplane.api import (
 )
 from controlplane.api.errors import install_error_handlers
 from controlplane.api.gate import Gate
+from controlplane.api.last_known import StaleReads
 from controlplane.api.openapi import install_openapi, operation_id
 from controlplane.api.plain import only_plain
 from controlplane.api.throttle import Denials, FailureThrottle
@@ -102,6 +103,7 @@ def create_app(settings: Settings, store: Store, *, background: Background | Non
     app.state.throttle = FailureThrottle()
     app.state.denials = Denials()
     app.state.provider = Provider(settings)
+    app.add_middleware(StaleReads)
     app.add_middleware(Gate, settings=settings)
     app.add_middleware(CountAnswers, vitals=app.state.vitals)
     install_error_handlers(app)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 Json = dict[str, Any]
+STALE_HEADER = "X-Kvdeck-Stale"
+"""On an answer that is not of now: the code of the error that would have been the answer. `Age` says how old it is."""
 
 
 class Calls(ABC):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
 import httpx
 
-from controlplane.api.calls import Json
+from controlplane.api.calls import STALE_HEADER, Json
 from controlplane.api.client_rules import RuleCalls
 from controlplane.api.client_steering import SteeringCalls, Unreachable
 from controlplane.errors import (
@@ -40,6 +40,7 @@ BY_STATUS: Mapping[int, type[ControlPlaneError]] = {
 
 class ControlPlaneClient(RuleCalls, SteeringCalls):
     """One caller's line to the control plane. Methods raise ControlPlaneErrors: the server's own, or Unreachable.
+    `on_stale` gets the age in seconds of an answer that is not of now, because the database is away.
 
     Times in answers are RFC 3339 texts in UTC.
     """
@@ -51,8 +52,10 @@ class ControlPlaneClient(RuleCalls, SteeringCalls):
         *,
         timeout_seconds: float = 10.0,
         transport: httpx.BaseTransport | None = None,
+        on_stale: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.url = _checked_url(url)
+        self._on_stale = on_stale
         headers = {"Authorization": f"Bearer {_checked_token(token)}"} if token else {}
         self._http = httpx.Client(
             base_url=self.url, headers=headers, timeout=timeout_seconds, trust_env=False, transport=transport
@@ -181,6 +184,8 @@ class ControlPlaneClient(RuleCalls, SteeringCalls):
             ) from error
         if answer.status_code >= 400:
             raise _error_of(answer)
+        if STALE_HEADER in answer.headers:
+            self._on_stale(_seconds(answer.headers.get("Age", "")))
         try:
             return answer.json()
         except ValueError as error:
@@ -211,6 +216,10 @@ def _checked_token(token: str) -> str:
             "token_unfit", "The token has characters that no token has.", "Check --token, KVDECK_TOKEN or the file."
         )
     return token
+
+
+def _seconds(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _error_of(answer: httpx.Response) -> ControlPlaneError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -15,7 +15,7 @@ from rich.table import Table
 
 from controlplane.api.client import ControlPlaneClient
 from controlplane.cli.completion import complete_engines
-from controlplane.cli.exits import OUT, CliError, Exit
+from controlplane.cli.exits import ERR, OUT, CliError, Exit
 from controlplane.settings import Settings
 
 DEFAULT_DATA_DIR = Path("var")
@@ -47,7 +47,26 @@ EngineOption = Annotated[
 Reason = Annotated[str, typer.Option("--reason", "-m", help="Why; it goes into the audit.")]
 
 
-def connect(url: str, token: str, data_dir: Path, *, timeout_seconds: float = 10.0) -> ControlPlaneClient:
+def say_stale_once() -> Callable[[int], None]:
+    """Says to the terminal, beside the answer, that the first of a verb's answers is old: the others are as old."""
+    said: list[int] = []
+
+    def say(age_seconds: int) -> None:
+        if not said:
+            ERR.print(f"[bold yellow]stale:[/] the database does not answer; this is what it said {age_seconds} s ago")
+        said.append(age_seconds)
+
+    return say
+
+
+def connect(
+    url: str,
+    token: str,
+    data_dir: Path,
+    *,
+    timeout_seconds: float = 10.0,
+    on_stale: Callable[[int], None] | None = None,
+) -> ControlPlaneClient:
     """A client with the token given, or with the one `kvdeck up` left in the data folder of this machine."""
     ports = running_ports(data_dir) if url == DEFAULT_URL else {}
     if ports:  # this folder's own deck, wherever it listens, and not another one on the usual port
@@ -55,7 +74,9 @@ def connect(url: str, token: str, data_dir: Path, *, timeout_seconds: float = 10
     if not token and _is_loopback(url):
         # Only ever sent to this machine: the file is this machine's operator's, not every server's.
         token = read_token(data_dir / OPERATOR_TOKEN)
-    return ControlPlaneClient(url, token or None, timeout_seconds=timeout_seconds)
+    return ControlPlaneClient(
+        url, token or None, timeout_seconds=timeout_seconds, on_stale=on_stale or say_stale_once()
+    )
 
 
 def running_ports(data_dir: Path) -> dict[str, int]:

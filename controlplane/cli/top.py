@@ -56,21 +56,24 @@ def top(
     """
     if sort not in SORTS:
         raise CliError(f"{sort!r} is no order.", f"Orders: {', '.join(SORTS)}.", Exit.USAGE)
-    with connect(url, token, data_dir) as client:
+    looks_once = as_json or once or not OUT.is_terminal
+    ages: list[int] = []  # of answers from before the database went away; on the screen they have a line of their own
+    with connect(url, token, data_dir, on_stale=None if looks_once else ages.append) as client:
         looker = Looker(client, engine or None)
         if as_json:
             show_json(looker.look().document)
-        elif once or not OUT.is_terminal:
+        elif looks_once:
             OUT.print(screen(looker.look(), OUT.width, sort=sort))
         else:
-            Screen(looker, every, sort).run()
+            Screen(looker, every, sort, ages).run()
 
 
 class Screen:
     """The live screen: looks, draws, and listens for keys until `q`."""
 
-    def __init__(self, looker: Looker, every_seconds: float, sort: str) -> None:
+    def __init__(self, looker: Looker, every_seconds: float, sort: str, ages: list[int]) -> None:
         self._looker = looker
+        self._ages = ages
         self._every_seconds = every_seconds
         self._sort = sort
         self._paused = False
@@ -92,8 +95,12 @@ class Screen:
                 return
 
     def _look(self) -> None:
+        self._ages.clear()
         try:
             self._last, self._last_at, self._said = self._looker.look(), time.monotonic(), ""
+            if self._ages:
+                self._last_at -= max(self._ages)
+                self._said = "The database does not answer."
         except (Unauthorised, Forbidden):
             raise  # no trying again helps
         except ControlPlaneError as error:

@@ -14,8 +14,11 @@ from live_support import SPEC, Live, engine_config, prompt
 from sqlalchemy import func, select
 from steering_support import Deck, running_deck, wait_for
 from test_outages import open_gaps, registered, told
+from typer.testing import CliRunner
 
+from controlplane.api.calls import STALE_HEADER
 from controlplane.auth import Role
+from controlplane.cli.main import app
 from controlplane.host.deck import engine_on_deck
 from controlplane.store.models import Command, RequestRollup
 from engine.integrations.synthetic import SyntheticModel
@@ -82,6 +85,8 @@ def test_what_is_said_and_asked_while_the_database_is_away_is_there_once(
         wait_for(lambda: told(deck) == engine.counters().transitions, "what was said before")
         wanted = {"engine": engine.id, "kind": "compact", "reason": "test", "idempotency_key": "only-once"}
         before = call(deck, "GET", "/v1/engines").json()
+        with deck.client(Role.OPERATOR) as client:
+            client.prefixes(order="served", limit=20, offset=0)  # as the verb asks
         begin()
         for seed in (2, 1, 3):
             assert live.serve(prompt(seed)).prompt_tokens
@@ -91,8 +96,15 @@ def test_what_is_said_and_asked_while_the_database_is_away_is_there_once(
             assert unavailable(refused) == "database_locked"
             assert [one["id"] for one in look.json()] == [one["id"] for one in before] == [engine.id]
         else:
-            assert unavailable(refused) == unavailable(look) == "database_unavailable"
+            assert unavailable(refused) == unavailable(call(deck, "GET", "/v1/alerts")) == "database_unavailable"
+            assert (look.status_code, look.json()) == (200, before)  # asked before: told again, as old
+            assert look.headers[STALE_HEADER] == "database_unavailable"
+            assert int(look.headers["Age"]) >= 0
+            said = CliRunner().invoke(app, ["prefixes", "--url", deck.url, "--token", deck.tokens[Role.OPERATOR]])
+            assert said.exit_code == 0, said.output
+            assert "stale: the database does not answer" in said.output
         end()
+        wait_for(lambda: STALE_HEADER not in call(deck, "GET", "/v1/engines").headers, "an answer of now")
         wait_for(lambda: call(deck, "POST", "/v1/commands", json=wanted).status_code == 201, "the command's acceptance")
         assert call(deck, "POST", "/v1/commands", json=wanted).status_code == 201
         wait_for(lambda: told(deck) == engine.counters().transitions, "what was said meanwhile")
