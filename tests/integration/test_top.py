@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime as dt
 import fcntl
+import io
 import json
 import os
 import pty
@@ -19,9 +20,12 @@ from pathlib import Path
 
 import pytest
 from ingest_support import Spans, traces
+from rich.console import Console
 from steering_support import Deck, SmallEngine, running_agent, running_deck, wait_for
 
 from controlplane.auth import Role
+from controlplane.cli.top import Screen
+from controlplane.cli.top_view import Look
 from controlplane.ingest.spans import ingest_traces
 
 PATIENCE_SECONDS = 60.0
@@ -132,6 +136,23 @@ def test_it_says_stale_while_nobody_answers_and_goes_on_when_somebody_does(deck:
         assert "stale" not in begin
         terminal.press("q")
         assert terminal.ended() == 0
+
+
+def test_an_answer_from_before_the_database_went_away_is_stale_by_its_own_age() -> None:
+    ages: list[int] = []
+
+    class Told:
+        """What looks while the control plane repeats itself."""
+
+        def look(self) -> Look:
+            ages.append(42)
+            return Look(at="2026-11-30T12:00:00")
+
+    screen = Screen(Told(), 1, "engine", ages)
+    screen._look()
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(screen._drawn())
+    assert "stale, 42 s old: The database does not answer." in console.export_text()
 
 
 def kvdeck(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
