@@ -90,6 +90,16 @@ def say_everything(engine: CacheEngine, n_requests: int = 150) -> None:
     engine.flush_telemetry()
 
 
+def restore_one(engine: CacheEngine, seed: int) -> None:
+    """A new prefix goes down and comes back: one recovery more, whatever other traffic does."""
+    model = SyntheticModel(SPEC)
+    tokens = np.random.default_rng(seed).integers(0, 1 << 20, 2 * SPEC.page_tokens, dtype=np.int32)
+    engine.commit(tokens, model.prefill(tokens, 0, [len(tokens)]))
+    mine = lease_prefix(engine, tokens, "default")
+    for kind, arguments in (("offload", {"tier": "disk"}), ("warm", {})):
+        assert run(engine, kind, prefix_ids=[mine], **arguments).status == "succeeded", kind
+
+
 def run(engine: CacheEngine, kind: str, **arguments: Any) -> Any:
     """One operator's command, from a click with a trace of its own."""
     click = f"00-{'c1' * 16}-{'d2' * 8}-01"

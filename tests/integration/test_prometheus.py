@@ -20,7 +20,7 @@ from databases import free_port
 from live_support import Deck
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_support import DOCKER, RULES, Prometheus, running_prometheus
-from telemetry_support import SPEC, loud_config, replay, run, say_everything
+from telemetry_support import SPEC, loud_config, replay, restore_one, run, say_everything
 
 from controlplane.auth import Role
 from controlplane.errors import SettingsError
@@ -84,6 +84,7 @@ def wait_until_recorded(prometheus: Prometheus, engine: CacheEngine) -> None:
             return
         assert time.monotonic() < end, missing
         replay(engine, 60, seed=seed)
+        restore_one(engine, seed)
         time.sleep(3.0)  # the history's batches
         prometheus.wait_until_scraped_after(time.time())
 
