@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from controlplane.workload.gameday import GameDay
     from controlplane.workload.gameday_run import Event, HitRates, Result
 
+SETTLE_SECONDS = 15.0
 TOKEN_LASTS = dt.timedelta(hours=1)
 UNDO = "gameday.json"  # what a game day that was killed did not put back
 INTERRUPTED = 130
@@ -147,10 +148,7 @@ def _require_allowed(client: ControlPlaneClient, day: GameDay, engine: str, outa
 
     me = client.me()
     Principal(me["name"], Role.parse(me["role"])).must_be(Role.ADMIN)  # before anything is prepared
-    found = next((row for row in client.engines() if row["id"] == engine), None)
-    if found is None or found["health"] != "live":
-        how = "is not known here" if found is None else f"is {found['health']}"
-        raise CliError(f"Engine {engine} {how}; a game day begins on a deck that is well.", "`kvdeck status`")
+    found = _live_engine(client, engine)
     if isinstance(day.incident, OutageIncident):
         if not outages:
             raise CliError("No `kvdeck up --game-days` runs on this data folder, to kill a part of it.", ALLOW)
@@ -159,6 +157,19 @@ def _require_allowed(client: ControlPlaneClient, day: GameDay, engine: str, outa
     mode = found["observed"].get("mode")
     if mode != "normal":
         raise CliError(f"Engine {engine} runs in mode {mode}; a game day begins in normal.", "`kvdeck mode normal`")
+
+
+def _live_engine(client: ControlPlaneClient, engine: str) -> dict[str, Any]:
+    """The engine, once it is live: a busy machine may let a heartbeat wait. Raises CliError."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        found: dict[str, Any] | None = next((row for row in client.engines() if row["id"] == engine), None)
+        if found is not None and found["health"] == "live":
+            return found
+        if found is None or time.monotonic() > deadline:
+            how = "is not known here" if found is None else f"is {found['health']}"
+            raise CliError(f"Engine {engine} {how}; a game day begins on a deck that is well.", "`kvdeck status`")
+        time.sleep(1.0)
 
 
 def _outage_port(data_dir: Path) -> int:
