@@ -7,7 +7,7 @@ they run under the engine lock in one step with the pin.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -100,13 +100,13 @@ class Boundary:
     final: bool = False  # recovery is over: a replay is now the caller's part and counts as a pass
     approximate: bool = False  # what a hit here gives is not what an uninterrupted run would have
     proven: Path[PrefixRecord] | None = None  # the path as `Validator.steps` made it
+    last: Node[PrefixRecord] = field(init=False)
 
-    @property
-    def last(self) -> Node[PrefixRecord]:
+    def __post_init__(self) -> None:
         last = last_of(self.path)
         if last is None:
             raise ValueError("a boundary lies behind at least one prefix")
-        return last
+        self.last = last
 
     @property
     def nodes(self) -> list[Node[PrefixRecord]]:
