@@ -24,7 +24,12 @@ from benchmarks.harness import Contender, machine, median_of, percentile_us, pri
 
 SPEC = "bench-full-swa"
 WINDOW_TOKENS = 128  # of its sliding layer
-OURS = {"spans": "kvdeck, spans on", "plain": "kvdeck, spans off", "match": "kvdeck, index match only"}
+OURS = {
+    "spans": "kvdeck, spans on",
+    "bare": "kvdeck, spans on, no curve",
+    "plain": "kvdeck, spans off",
+    "match": "kvdeck, index match only",
+}
 PEER_CACHES = {"unified-swa": "SGLang unified tree, full + SWA", "unified": "SGLang unified tree, full only"}
 VLLM_BLOCKS = {16: "vLLM hybrid manager, block 16", 64: "vLLM hybrid manager, block 64"}
 PEER_SHORT = {
@@ -70,9 +75,10 @@ def run_worker(a: argparse.Namespace) -> dict[str, Any]:
         # As many bytes as the pool's tokens need: our checkpoints live inside it, the peers' windows in a second pool.
         gpu_bytes=int(a.pool_tokens * bytes_per_token(spec)),
         materialise=False,
-        spans=a.worker == "spans",
+        spans=a.worker in ("spans", "bare"),
         codec="none",
         engine_id="bench",
+        **({"curve_samples": 0} if a.worker == "bare" else {}),
     )
     engine = CacheEngine(spec, config, span_processors=[counter])
     try:
@@ -143,7 +149,7 @@ def _summary(seconds: dict[str, list[float]], tokens_of: dict[str, int]) -> dict
 
 
 def contenders(a: argparse.Namespace) -> list[Contender]:
-    """Ours in three ways, then every peer that can be run."""
+    """Ours in four ways, then every peer that can be run."""
     shared: tuple[str, ...] = (
         "--requests",
         str(a.requests),
