@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,7 +126,8 @@ def metric_minutes(session: Session, name: str, window: TimeRange, engine_id: En
         .where(table.name == name, minutes_in(table.minute, window), *of_engine(table.engine_id, engine_id))
         .order_by(table.minute)
     )
-    return [MetricMinute(row[0], row[1], series_attributes(row[2]), *row[3:]) for row in session.execute(query)]
+    read = functools.cache(series_attributes)  # a few keys, in every minute of every engine
+    return [MetricMinute(row[0], row[1], read(row[2]), *row[3:]) for row in session.execute(query)]
 
 
 def metric_now(session: Session, name: str, engine_id: Engines = None) -> list[MetricNow]:

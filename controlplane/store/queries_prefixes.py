@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, or_, select
+from sqlalchemy import ColumnElement, false, func, or_, select
 from sqlalchemy.orm import Session
 
 from controlplane.errors import BadRequest, NotFound
-from controlplane.store.models import Checkpoint, HistoryGap, Prefix, PrefixLabel, PrefixVersion, ValidationFailure
+from controlplane.store.models import (
+    Checkpoint,
+    Engine,
+    HistoryGap,
+    Prefix,
+    PrefixLabel,
+    PrefixVersion,
+    ValidationFailure,
+)
 from controlplane.store.queries_failures import FailureView
 from controlplane.store.query_types import STATES, Engines, of_engine, view
 
@@ -167,7 +176,7 @@ def list_prefixes(
         raise BadRequest("state_unknown", f"There is no state {min(unknown)!r}.", f"States: {', '.join(STATES)}.")
     conditions = [*_present(engine_id), *_matching(states, namespace, search, pinned)]
     if id_start:
-        conditions.append(Prefix.prefix_id.startswith(id_start.lower(), autoescape=True))
+        conditions += _id_begins(id_start.lower(), engine_id)
     if label is not None:
         conditions.append(has_label(*label))
     if holds_in in ("gpu", "host", "disk"):
@@ -308,6 +317,14 @@ def _matching(
         by_id = Prefix.prefix_id.startswith(text.lower(), autoescape=True)
         conditions.append(or_(by_id, Prefix.namespace.contains(text, autoescape=True)))
     return conditions
+
+
+def _id_begins(start: str, engine_id: Engines) -> list[ColumnElement[bool]]:
+    """As a range of ids on every engine, which the key answers; LIKE would read all ids there are."""
+    if not re.fullmatch("[0-9a-f]{1,32}", start):
+        return [false()]
+    within = [Prefix.prefix_id >= start, Prefix.prefix_id <= start.ljust(32, "f")]
+    return within if engine_id is not None else [Prefix.engine_id.in_(select(Engine.id)), *within]
 
 
 def _count_versions(session: Session, engine_id: str, prefix_id: str) -> int:

@@ -10,6 +10,8 @@ from sqlalchemy import Connection, event
 
 from benchmarks.deck.pages import reads
 from benchmarks.deck.seed import seed
+from controlplane.store.queries_prefixes import list_prefixes
+from controlplane.store.query_types import STATES
 
 VERSIONS = 5_000
 GROWING = ("prefix_versions", "request_records", "audit", "validation_failures", "metric_points")
@@ -58,4 +60,26 @@ def test_a_query_that_does_is_found(database: Database, statement: str) -> None:
     store = database.open()
     with store.engine.connect() as connection:
         assert whole_reads(connection, statement, ())
+    store.dispose()
+
+
+@pytest.mark.parametrize("engine", [None, "engine-1"])
+def test_the_beginning_of_an_id_finds_those_prefixes_by_their_key(database: Database, engine: str | None) -> None:
+    store = database.open()
+    seed(store, 5000, minutes=1)
+    asked: list[tuple[str, Any]] = []
+    with store.read() as session:
+        every = [row.prefix_id for row in list_prefixes(session, engine_id=engine, states=STATES, limit=1000).rows]
+        event.listen(store.engine, "before_cursor_execute", lambda _c, _k, text, how, *_: asked.append((text, how)))
+        for start in ("7", every[0][:3], every[1][:31], every[2].upper(), "f" * 32):
+            found = list_prefixes(session, engine_id=engine, states=STATES, id_start=start, limit=1000)
+            mine = sorted(each for each in every if each.startswith(start.lower()))
+            assert sorted(row.prefix_id for row in found.rows) == mine
+            assert found.total == len(mine)
+        for none in ("xyz", "7%", "_", "7" * 33):
+            assert list_prefixes(session, engine_id=engine, id_start=none).total == 0
+    with store.engine.connect() as connection:
+        if database.kind == "sqlite":
+            plan = [row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {asked[0][0]}", asked[0][1])]
+            assert any("prefix_id>? AND prefix_id<?" in step for step in plan), plan
     store.dispose()
