@@ -139,8 +139,9 @@ def series(
     for point in found["points"]:
         minutes.setdefault(point["minute"], {})[point["label"]] = point["value"]
     rows = ((as_time(minute), *(as_text(values.get(label)) for label in labels)) for minute, values in minutes.items())
-    show_table(f"{name}, {found['unit']}", ("at (UTC)", *labels), rows)
-    if minutes:
+    unit = "share" if found["unit"] == "1" else found["unit"]
+    show_table(f"{name}, {unit}", ("at (UTC)", *labels), rows)
+    if any(values.get(label) is None for values in minutes.values() for label in labels):
         OUT.print("[dim]-: nothing in that minute to make a value of[/]")
 
 

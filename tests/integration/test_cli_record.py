@@ -87,6 +87,7 @@ def test_changes_and_series_over_time(run) -> None:
     found = read(run, "series", "requests")
     assert sum(point["value"] for point in found["points"]) == 1
     shown = run("series", "usable_and_lcp", "--since", "15m").out
+    assert "usable_and_lcp, share" in shown
     assert "lcp" in shown
     assert "usable" in shown
     unknown = run("series", "nothing_like_it")
