@@ -42,7 +42,7 @@ def _commands(facts: DeckFacts) -> Iterator[Found]:
         said = f": {failed.said}" if failed.said else ""
         yield Found(
             engine_id=failed.engine_id,
-            summary=f"{failed.count:,} {failed.kind} commands {failed.status}{said}",
+            summary=f"commands {failed.status}: {failed.count:,} {failed.kind}{said}",
             evidence={"kind": failed.kind, "status": failed.status, "count": failed.count, "said": failed.said},
             since=failed.last_at,
         )

@@ -163,7 +163,7 @@ def _gaps(engine: EngineFacts) -> Iterator[Found]:
     if engine.now.open_gaps:
         yield Found(
             engine_id=engine.id,
-            summary=f"{engine.now.open_gaps:,} holes in the history of prefixes",
+            summary=f"open holes in the history of prefixes: {engine.now.open_gaps:,}",
             evidence={"open_gaps": engine.now.open_gaps},
             since=engine.oldest_gap_at,
         )
