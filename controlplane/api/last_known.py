@@ -21,6 +21,8 @@ from controlplane.api.calls import STALE_HEADER
 KEPT_SECONDS = 3600.0
 MOST_BYTES = 16 << 20
 LARGEST_BYTES = 1 << 20
+AWAITED = ("/v1/commands/", "/v1/batches/")
+"""Who looks at one of these waits for its end, and must hear that it is not known."""
 AWAY = frozenset({"database_unavailable", "database_locked"})
 Key = bytes
 
@@ -112,6 +114,7 @@ def _again(start: Message, code: str, body: bytes, age_seconds: float) -> tuple[
     fresh: Message = {**start, "status": 200, "headers": list(start["headers"])}
     headers = MutableHeaders(scope=fresh)
     headers["Content-Length"] = str(len(body))
+    del headers["Retry-After"]
     headers["Age"] = str(int(age_seconds))
     headers[STALE_HEADER] = code
     return fresh, {"type": "http.response.body", "body": body, "more_body": False}
@@ -128,7 +131,7 @@ def _key_of(scope: Scope) -> Key | None:
     """Who asks what; None for what is never told again."""
     if scope["type"] != "http" or scope["method"] != "GET" or not scope["path"].startswith("/v1/"):
         return None
-    if scope["path"].endswith("/poll"):
+    if scope["path"].startswith(AWAITED) or scope["path"].endswith("/poll"):
         return None
     bearer = Headers(scope=scope).get("authorization", "")
     asked = b"\0".join((bearer.encode(), scope["path"].encode(), scope.get("query_string", b"")))
