@@ -1,42 +1,42 @@
-"""Numbers and names as people read them: units, separators, ages, ids. Pure functions."""
+"""Numbers and names as people read them: units, separators, ages, ids. Pure functions.
+
+What shell and pages word alike is the control plane's (`controlplane.wording`); what only a page says is here.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import math
 
-DASH = "–"
-_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+from controlplane.wording import (
+    DASH,
+    bytes_text,
+    count_text,
+    moment_text,
+    percent_text,
+    plural,
+    seconds_text,
+    short_count_text,
+    short_id,
+    span_text,
+)
 
-
-def bytes_text(value: float | None) -> str:
-    """Bytes in binary units with at most one decimal: 1,536 is "1.5 KiB"."""
-    if value is None or not math.isfinite(value):
-        return DASH
-    size, unit = float(value), 0
-    while abs(size) >= 1024 and unit < len(_BYTE_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:,.0f} B" if unit == 0 else f"{size:,.1f} {_BYTE_UNITS[unit]}"
-
-
-def count_text(value: float | None) -> str:
-    """A whole number with thousands separators."""
-    return DASH if value is None or not math.isfinite(value) else f"{value:,.0f}"
-
-
-def percent_text(ratio: float | None, decimals: int = 1) -> str:
-    """A ratio (0 to 1) as percent; an unknown ratio is a dash, never 0%."""
-    return DASH if ratio is None or not math.isfinite(ratio) else f"{ratio * 100:.{decimals}f}%"
-
-
-def seconds_text(seconds: float | None) -> str:
-    """A duration in the unit that suits it: us, ms, s, min, h or d."""
-    if seconds is None or not math.isfinite(seconds):
-        return DASH
-    for limit, divisor, unit in ((1e-3, 1e-6, "µs"), (1.0, 1e-3, "ms"), (120.0, 1.0, "s"), (7200.0, 60.0, "min")):
-        if abs(seconds) < limit:
-            return f"{seconds / divisor:,.3g} {unit}"
-    return f"{seconds / 3600:,.1f} h" if seconds < 172_800 else f"{seconds / 86_400:,.1f} d"
+__all__ = [
+    "DASH",
+    "age_text",
+    "bytes_text",
+    "clock_text",
+    "count_text",
+    "everywhere",
+    "moment_text",
+    "parse_bytes",
+    "percent_text",
+    "plural",
+    "seconds_text",
+    "short_count_text",
+    "short_id",
+    "span_text",
+]
 
 
 def age_text(at: dt.datetime | None, now: dt.datetime) -> str:
@@ -55,26 +55,9 @@ def clock_text(at: dt.datetime | None) -> str:
     return DASH if at is None else at.astimezone(dt.UTC).strftime("%H:%M:%S UTC")
 
 
-def moment_text(at: dt.datetime | None) -> str:
-    """A date and time in UTC, to the second."""
-    return DASH if at is None else at.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def short_id(identifier: str | None, length: int = 12) -> str:
-    """The start of a long id; the whole of a short one."""
-    if not identifier:
-        return DASH
-    return identifier if len(identifier) <= length else identifier[:length] + "…"
-
-
 def everywhere(namespace: str | None) -> str:
     """What stands beside a figure that cannot be cut down to the chosen namespace."""
     return " (all namespaces)" if namespace else ""
-
-
-def plural(count: int, noun: str, many: str | None = None) -> str:
-    """ "1 prefix", "1,234 prefixes"."""
-    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
 
 
 def parse_bytes(text: str) -> int | None:

@@ -17,6 +17,7 @@ from controlplane.api.client import ControlPlaneClient
 from controlplane.cli.completion import complete_engines
 from controlplane.cli.exits import ERR, OUT, CliError, Exit
 from controlplane.settings import Settings
+from controlplane.wording import bytes_text
 
 DEFAULT_DATA_DIR = Path("var")
 DEFAULT_URL = "http://127.0.0.1:8410"
@@ -160,14 +161,7 @@ def as_time(text: str | None) -> str:
 
 def as_bytes(count: int | None) -> str:
     """Bytes in binary units."""
-    if count is None:
-        return "-"
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(value) < 1024 or unit == "TiB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return "-"
+    return "-" if count is None else bytes_text(count)
 
 
 def parse_bytes(text: str) -> int:

@@ -23,6 +23,7 @@ def time_figure(*, y_title: str, height: int = 300, percent: bool = False) -> go
         "zeroline": False,
         "rangemode": "tozero",
         "automargin": True,
+        "exponentformat": "SI",  # 1G, not 1B, which reads as a byte
     }
     # In one piece: every update makes plotly look at the whole figure again.
     return go.Figure(

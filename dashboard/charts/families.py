@@ -10,11 +10,12 @@ import plotly.graph_objects as go
 
 from controlplane.store.queries_families import Families, FamilyNode
 from dashboard.theme import GREY, RULE, STATES, state_text
-from dashboard.wording import bytes_text, count_text, plural, short_id
+from dashboard.wording import bytes_text, count_text, plural, short_count_text, short_id
 
 ROOT = "all"
 BY_SERVED, BY_STATE = "tokens served", "state"
 SCALE = "Cividis"  # made for colour-blind eyes; the number is in the hover and the label has the symbol of the state
+MOST_TICKS = 5
 
 
 @dataclass(slots=True)
@@ -130,7 +131,21 @@ def family_tree(found: Families, color_by: str = BY_SERVED) -> go.Figure:
         marker |= {
             "colors": [math.log10(1 + cell.all_served) for cell in flat],
             "colorscale": SCALE,
-            "colorbar": {"title": {"text": "tokens served"}, "thickness": 12, **_log_ticks(flat)},
+            # Below and thin: beside the tree it would take a third of a phone's width.
+            "colorbar": {
+                "title": {"text": "tokens served", "side": "right"},
+                "orientation": "h",
+                "thickness": 8,
+                "thicknessmode": "pixels",
+                "len": 1.0,
+                "x": 0.0,
+                "xanchor": "left",
+                "y": 0.0,
+                "yanchor": "top",
+                "ypad": 6,
+                "xpad": 0,
+                **_log_ticks(flat),
+            },
         }
     figure = go.Figure(
         go.Icicle(
@@ -166,6 +181,7 @@ def _walk(cell: Cell) -> list[Cell]:
 
 
 def _log_ticks(flat: list[Cell]) -> dict[str, object]:
-    highest = max((cell.all_served for cell in flat), default=0)
-    powers = range(math.ceil(math.log10(1 + highest)) + 1)
-    return {"tickvals": list(powers), "ticktext": [f"{10**power:,}" if power else "0" for power in powers]}
+    """Short, and few enough to stand beside each other on a phone."""
+    highest = math.ceil(math.log10(1 + max((cell.all_served for cell in flat), default=0)))
+    powers = range(0, highest + 1, max(1, math.ceil(highest / MOST_TICKS)))
+    return {"tickvals": list(powers), "ticktext": [short_count_text(10**power) if power else "0" for power in powers]}

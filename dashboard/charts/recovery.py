@@ -10,6 +10,7 @@ from controlplane.store.queries import bucket_quantile
 from dashboard.charts.base import add_line, add_marks, add_threshold, by_minute, time_figure
 from dashboard.charts.histograms import merge
 from dashboard.theme import GRID, TIERS, VERMILLION, Look, tier_look
+from dashboard.wording import seconds_text
 
 _DECADES = (0.001, 0.01, 0.1, 1, 10, 100, 1_000, 10_000)  # ms
 
@@ -98,6 +99,7 @@ def tier_io_latency(io: pd.DataFrame, marks: pd.DataFrame, step_minutes: int = 1
     figure.update_xaxes(type="date", gridcolor=GRID, nticks=4, tickangle=0)
     figure.update_xaxes(title_text="reads", row=1, col=1)
     figure.update_xaxes(title_text="writes", row=1, col=2)
-    figure.update_yaxes(type="log", gridcolor=GRID, tickvals=_DECADES, ticktext=[f"{tick:,g}" for tick in _DECADES])
-    figure.update_yaxes(title_text="ms (log)", row=1, col=1)
+    ticks = [seconds_text(tick / 1000) for tick in _DECADES]
+    figure.update_yaxes(type="log", gridcolor=GRID, tickvals=_DECADES, ticktext=ticks)
+    figure.update_yaxes(title_text="duration (log)", row=1, col=1)
     return add_marks(figure, marks)

@@ -121,16 +121,21 @@ def _status() -> None:
     health = data.control_plane()
     look = CONTROL_PLANE[health.state]
     parts = [notices.chip(look.label, symbol=look.symbol, color=look.color, title=health.detail)]
-    try:
-        engines = data.engines_in(person.role, session.filters())
-        parts.append(_engine_chips(engines))
-        heard = max((engine.view.last_seen_at for engine in engines), default=None)
-        session.remember("as_of", heard)
-    except ControlPlaneError:
-        parts.append(notices.chip("store unreadable", symbol="▲", color=ORANGE, title="The database cannot be read."))
+    unreadable = data.unreadable()
+    if unreadable is None:
+        try:
+            engines = data.engines_in(person.role, session.filters())
+            parts.append(_engine_chips(engines))
+            session.remember("as_of", max((engine.view.last_seen_at for engine in engines), default=None))
+        except ControlPlaneError as error:
+            unreadable = error
+    if unreadable is not None:
+        parts.append(notices.chip("store unreadable", symbol="▲", color=ORANGE, title=str(unreadable)))
     parts.append(_as_of(health.checked_at))
     notices.line("".join(parts))
     _banner(health)
+    if unreadable is not None:
+        notices.database_unreadable(unreadable)
 
 
 def _engine_chips(engines: list[EngineNow]) -> str:

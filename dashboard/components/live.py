@@ -8,15 +8,21 @@ from functools import wraps
 import streamlit as st
 
 from controlplane.errors import ControlPlaneError, NotFound
-from dashboard import session
+from dashboard import data, session
 from dashboard.components import notices
 
 
 def guarded(draw: Callable[[], None]) -> Callable[[], None]:
-    """The same part, with the errors of the store shown as what they mean instead of a traceback."""
+    """The same part, with the errors of the store shown as what they mean instead of a traceback.
+
+    Not drawn at all while the store cannot be read: caches may still have it, and the frame of the page says why.
+    """
 
     @wraps(draw)
     def safely() -> None:
+        if data.unreadable() is not None:
+            notices.empty("Not shown", "The database cannot be read now: see the top of the page.")
+            return
         try:
             draw()
         except NotFound as error:

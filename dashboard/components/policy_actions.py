@@ -12,6 +12,7 @@ from controlplane.clock import utc_now
 from controlplane.errors import ControlPlaneError
 from controlplane.steering.parameters import Choice, Flag, Knob, Number, Texts, Whole, defaults_of, knobs_of
 from controlplane.steering.policies.kinds import KINDS
+from controlplane.steering.words import allowed_text, field_label, label_of, parameter_text, when_text
 from controlplane.store.queries import PolicyView
 from dashboard import control, data, session
 from dashboard.components import notices, reason
@@ -87,12 +88,27 @@ def _tune(policy: PolicyView) -> None:
     standing = {name: policy.parameters.get(name, defaults_of(rule)[name]) for name in wanted}
     changed = {name: value for name, value in wanted.items() if value != _plain(standing[name])}
     changes = {**({"parameters": changed} if changed else {}), **beat}
-    for name, value in changed.items():
-        st.caption(f"{name}: {standing[name]} → {value}")
+    for line in _told(policy, standing, changed, beat):
+        st.markdown(line)
     if not changes or problems:
         st.caption("Change something above; what will be sent is listed here.")
         return
     _finish(f"tune_form_{policy.name}", "Change", policy.name, changes)
+
+
+def _told(
+    policy: PolicyView, standing: Mapping[str, Any], changed: Mapping[str, Any], beat: Mapping[str, Any]
+) -> list[str]:
+    """What will be sent, a line a change: what it was and what it is to be."""
+    knobs = knobs_of(KINDS[policy.kind])
+    lines = []
+    for name, value in changed.items():
+        was, now = (parameter_text(name, knobs[name], one) for one in (standing[name], value))
+        lines.append(f"**{label_of(name)}**: {was} → {now}")
+    if beat:
+        times: dict[str, Any] = {name: getattr(policy, name) for name in ("every_seconds", "cron", "time_zone")}
+        lines.append(f"**runs**: {when_text(**times)} → {when_text(**{**times, **beat})}")
+    return lines
 
 
 def _plain(value: Any) -> Any:
@@ -101,8 +117,8 @@ def _plain(value: Any) -> Any:
 
 def _field(policy: str, name: str, knob: Knob, value: Any) -> Any:
     """A widget that fits the parameter's type, and what it says. Raises ValueError for a text that cannot be read."""
-    key, label = f"tune_{policy}_{name}", name.replace("_", " ")
-    help_text = f"{knob.meaning} Allowed: {knob.allowed}."
+    key, label = f"tune_{policy}_{name}", field_label(name, knob)
+    help_text = f"{knob.meaning} Allowed: {allowed_text(knob)}."
     match knob:
         case Flag():
             return st.toggle(label, value=bool(value), key=key, help=help_text)
@@ -113,6 +129,12 @@ def _field(policy: str, name: str, knob: Knob, value: Any) -> Any:
             return value if text == bytes_text(value) else parse_bytes(text)
         case Whole():
             return int(st.number_input(label, knob.least, knob.most, value=int(value), step=1, key=key, help=help_text))
+        case Number(unit=unit) if unit.startswith("as a share"):
+            shown = round(value * 100, 6)
+            percent = st.number_input(
+                label, knob.least * 100.0, knob.most * 100.0, value=shown, format="%g", key=key, help=help_text
+            )
+            return value if percent == shown else round(percent / 100, 8)
         case Number():
             typed = st.number_input(
                 label, float(knob.least), float(knob.most), value=float(value), format="%g", key=key, help=help_text

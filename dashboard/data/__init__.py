@@ -8,7 +8,7 @@ from dashboard.data.clearing import clear
 from dashboard.data.fleet import IDLE_MINUTES, engines, engines_in, findings, gaps, scope
 from dashboard.data.held import damaged, prefix, prefix_families, prefixes
 from dashboard.data.line import control_plane, token_still_holds
-from dashboard.data.opened import store
+from dashboard.data.opened import store, unreadable
 from dashboard.data.ranges import audit, charts, namespaces, overview, validations, why_miss
 from dashboard.data.steered import (
     command,
@@ -55,6 +55,7 @@ __all__ = [
     "telling",
     "token_still_holds",
     "undelivered",
+    "unreadable",
     "validations",
     "whatif",
     "why_miss",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboard.data import fleet, held, line, ranges, steered, told
+from dashboard.data import fleet, held, line, opened, ranges, steered, told
 
 
 def clear() -> None:
@@ -16,6 +16,7 @@ def clear() -> None:
         held.prefix,
         held.damaged,
         line.control_plane,
+        opened.unreadable,
         ranges.charts,
         ranges.overview,
         ranges.why_miss,
@@ -27,6 +28,8 @@ def clear() -> None:
         steered.commands,
         steered.policies,
         steered.policy_why,
+        steered.whatif,
+        steered.predictions,
         told.alerts,
         told.telling,
         told.undelivered,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
+
 import streamlit as st
 
+from controlplane.clock import utc_now
 from controlplane.store import queries
 from controlplane.store.queries_families import Families, families
 from controlplane.store.query_types import Engines
@@ -12,11 +15,12 @@ from dashboard.data.opened import store
 
 
 @st.cache_data(ttl=30, show_spinner=False, max_entries=16, refresh_mode="background")
-def prefix_families(role: str, engine: Engines, namespace: str | None) -> Families:
-    """The largest prefixes with all above them, and the rest as sums."""
+def prefix_families(role: str, engine: Engines, namespace: str | None) -> tuple[Families, dt.datetime]:
+    """The largest prefixes with all above them, the rest as sums, and when they were read."""
     del role
+    now = utc_now()
     with store().read() as session:
-        return families(session, engine, namespace)
+        return families(session, engine, namespace), now
 
 
 @st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=32)

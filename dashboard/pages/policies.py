@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import pandas as pd
 import streamlit as st
 
 from controlplane.clock import utc_now
+from controlplane.steering.parameters import knobs_of
+from controlplane.steering.policies.kinds import KINDS
 from controlplane.steering.policies.when import When
+from controlplane.steering.words import label_of, parameters_text, values_text, when_text
 from controlplane.store.queries import PolicyRunView, PolicyView
 from dashboard import data, session
-from dashboard.components import notices, policy_actions, tables
+from dashboard.components import decisions, notices, policy_actions
 from dashboard.components.live import guarded
-from dashboard.wording import age_text, bytes_text, clock_text, count_text, moment_text, seconds_text
+from dashboard.wording import age_text, clock_text, moment_text
 
 
 def page() -> None:
@@ -37,33 +37,17 @@ def _policies() -> None:
         mine = [run for run in runs if run.policy == policy.name]
         with st.container(border=True):
             _one(policy, mine, may_act=person.may_act)
-    st.markdown("**Last decisions**")
-    shown = [run for run in runs if chosen.engine in (None, run.engine_id)]
-    if shown:
-        picked = tables.pick(
-            shown,
-            identity=lambda run: run.id,
-            frame=_run_rows,
-            key="policy_runs",
-            of=(chosen.engine,),
-            many=False,
-        )
-        if picked:
-            _one_run(picked[0])
-        else:
-            st.caption("Pick a decision to see all it knew, proposed, did and changed.")
-    else:
-        notices.empty("No decision yet", "A policy's decisions appear here, also when it decides to do nothing.")
+    decisions.draw(runs, {policy.name: policy.kind for policy in standing}, chosen.engine)
 
 
 def _one(policy: PolicyView, runs: Sequence[PolicyRunView], *, may_act: bool) -> None:
     title, last, act = st.columns([3, 3.2, 3.8], vertical_alignment="center")
     title.markdown(f"**{policy.name}** {_state(policy)}")
-    title.caption(f"{policy.kind}: {inputs_text(policy.parameters) or 'no parameters'}")
+    title.caption(_set_to(policy), help=_meanings(policy.kind))
     if runs:
         newest = runs[0]
         last.markdown(f"{newest.decision.replace('_', ' ')}, {age_text(newest.at, utc_now())}")
-        last.caption(newest.error or inputs_text(_seen(newest)))
+        last.caption(newest.error or values_text(decisions.seen(newest)))
     else:
         last.caption("It has not run yet.")
     if coming := _next(policy, runs):
@@ -88,61 +72,21 @@ def _next(policy: PolicyView, runs: Sequence[PolicyRunView]) -> str:
     return f"about {clock_text(coming)}" if coming > utc_now() else "due"
 
 
-def _one_run(run: PolicyRunView) -> None:
-    with st.container(border=True):
-        st.markdown(f"**{run.policy}** decided {run.decision.replace('_', ' ')} at {moment_text(run.at)} UTC")
-        parts = {"Knew": run.inputs, "Proposed": run.proposed, "Did": run.did, "Changed": run.changed}
-        for place, (title, value) in zip(st.columns(len(parts)), parts.items(), strict=True):
-            with place:
-                st.caption(title)
-                st.json(value, expanded=1)
-
-
-def _run_rows(runs: Sequence[PolicyRunView]) -> pd.DataFrame:
-    return pd.DataFrame(
-        [
-            {
-                "At (UTC)": moment_text(run.at),
-                "Policy": run.policy,
-                "Engine": run.engine_id or "all",
-                "Decision": run.decision.replace("_", " ") + (" (dry run)" if run.dry_run else ""),
-                "Trigger": run.trigger,
-                "Inputs": inputs_text(_seen(run)),
-                "Proposed": json.dumps(run.proposed) if run.proposed else "nothing",
-                "Did": run.error or inputs_text(run.did),
-                "Changed": inputs_text(run.changed),
-            }
-            for run in runs
-        ]
-    )
-
-
 def _state(policy: PolicyView) -> str:
     where = ", ".join(f"{key} {value}" for key, value in policy.scope.items())
     if policy.paused:
         until = f" until {moment_text(policy.paused_until)}" if policy.paused_until else ""
         return f"◌ paused{until} {where}"
-    if policy.cron:
-        return f"▶ {policy.cron} ({policy.time_zone}) {where}"
-    return f"▶ {f'every {seconds_text(policy.every_seconds)}' if policy.every_seconds else 'on events'} {where}"
+    return f"▶ {when_text(policy.every_seconds, policy.cron, policy.time_zone)} {where}"
 
 
-def _seen(run: PolicyRunView) -> dict[str, Any]:
-    """What the decision was made from; the parameters as they were then stand in `kvdeck policy why`."""
-    return {key: value for key, value in run.inputs.items() if key != "parameters"}
+def _set_to(policy: PolicyView) -> str:
+    """Its kind, unless its name says it, and what it is set to."""
+    said = parameters_text(KINDS.get(policy.kind), policy.parameters) or "no parameters"
+    return said if policy.name.replace("-", "_") == policy.kind else f"{policy.kind.replace('_', ' ')}: {said}"
 
 
-def inputs_text(values: Mapping[str, Any]) -> str:
-    """Named values in one line, each in its unit."""
-    parts = []
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            text = json.dumps(value) if isinstance(value, list | dict) else "–" if value is None else str(value)
-        elif name.endswith("bytes"):
-            text = bytes_text(value)
-        elif name.endswith(("_seconds", "_s")):
-            text, name = seconds_text(value), name.removesuffix("_seconds").removesuffix("_s")
-        else:
-            text = count_text(value) if isinstance(value, int) else f"{value:,.3g}"
-        parts.append(f"{name.replace('_', ' ')} {text}")
-    return ", ".join(parts)
+def _meanings(kind: str) -> str | None:
+    if kind not in KINDS:
+        return None
+    return "\n".join(f"- **{label_of(name)}**: {knob.meaning}" for name, knob in knobs_of(KINDS[kind]).items()) or None

@@ -14,7 +14,7 @@ from dashboard.components import actions, batch, follow, notices, prefix_detail,
 from dashboard.components.charting import chart
 from dashboard.components.live import guarded, live
 from dashboard.theme import STATES, state_text
-from dashboard.wording import plural, short_id
+from dashboard.wording import clock_text, plural, short_id
 
 ORDERS = {
     "tokens served": "served",
@@ -27,7 +27,6 @@ ORDERS = {
     "oldest": "oldest",
 }
 LIMITS = (50, 200, 1000)
-TREE_SECONDS = 30.0
 COLUMNS = {
     **tables.number_columns("Tokens", "Tokens served", "Requests"),
     **tables.size_columns("GPU", "Host", "Disk"),
@@ -53,14 +52,15 @@ def _tree() -> None:
         by = st.segmented_control(
             "Colour by", [families.BY_SERVED, families.BY_STATE], default=families.BY_SERVED, key="kv_families_by"
         )
-        live(lambda: _families(by or families.BY_SERVED), every_seconds=None if session.paused() else TREE_SECONDS)
+        live(lambda: _families(by or families.BY_SERVED))
 
 
 def _families(by: str) -> None:
     person, chosen = session.person(), session.filters()
     if person is None:
         return
-    found = data.prefix_families(person.role, data.scope(person.role, chosen), chosen.namespace)
+    scope = data.scope(person.role, chosen)
+    found, read_at = data.prefix_families(person.role, scope, chosen.namespace)
     nothing = not found.shown and not found.rest
     chart(
         "Prefix families by bytes held",
@@ -69,7 +69,9 @@ def _families(by: str) -> None:
         note=f"The {len(found.shown):,} largest with all above them; the others are one cell a namespace. "
         "Chains of one child each are one cell. Click a cell to see it from there, the bar on top to go back.",
         missing="No prefixes yet: they appear with the first commit of an engine." if nothing else None,
+        of=(person.role, scope, chosen.namespace, read_at),
     )
+    st.caption(f"Read at {clock_text(read_at)}, and again about every half minute.")
 
 
 def _list() -> None:

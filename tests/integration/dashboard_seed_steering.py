@@ -90,26 +90,74 @@ def policies(session: Any, now: dt.datetime) -> None:
                 changed_at=now - dt.timedelta(hours=2),
             )
         )
-    for decision, minutes_ago, proposed in (
-        ("degrade", 20, [{"desired": {"mode": "no_disk"}}]),
-        ("recover", 9, [{"desired": {"mode": "normal"}}]),
-        ("hold", 1, []),
-    ):
-        session.add(
-            m.PolicyRun(
-                policy="degrade",
-                engine_id=LIVE,
-                at=now - dt.timedelta(minutes=minutes_ago),
-                trigger="schedule",
-                dry_run=False,
-                inputs={"failure_rate": 0.24 if decision == "degrade" else 0.02, "samples": 310, "window_s": 300},
-                decision=decision,
-                proposed=proposed,
-                did={"revisions": [3]} if proposed else {},
-                changed={"revisions": {"3": {"status": "applied"}}} if proposed else {},
-                settled_at=now - dt.timedelta(minutes=minutes_ago),
-            )
-        )
+    for decision, minutes_ago, mode in (("step_down", 20, "no_disk"), ("step_up", 9, "normal"), ("well", 1, None)):
+        session.add(_degrade_run(decision, mode, now - dt.timedelta(minutes=minutes_ago)))
+    session.add(_warm_run(now - dt.timedelta(minutes=4)))
+
+
+def _degrade_run(decision: str, mode: str | None, at: dt.datetime) -> m.PolicyRun:
+    """As the runner keeps it: see `runner.py`, `degrade.py` and `settle.py`."""
+    failed = 74 if decision == "step_down" else 6
+    why = "bad for 3 evaluations" if decision == "step_down" else "good for 6 evaluations"
+    asked = [{"propose": "SetMode", "engine_id": LIVE, "mode": mode, "reason": why}] if mode else []
+    return m.PolicyRun(
+        policy="degrade",
+        engine_id=LIVE,
+        at=at,
+        trigger="schedule",
+        dry_run=False,
+        inputs={
+            "mode": "no_disk" if decision == "step_up" else "normal",
+            "samples": 310,
+            "recovered": 310 - failed,
+            "not_recovered": failed,
+            "failure_rate": failed / 310,
+            "samples_since": (at - dt.timedelta(minutes=5)).isoformat(),
+            "bad_in_a_row": 3 if decision == "step_down" else 0,
+            "good_in_a_row": 0 if decision == "step_down" else 6,
+            "wrong_steps_up": 0,
+            "since_last_step_seconds": 660.0,
+            "silent_seconds": 2.1,
+            "why": why,
+            "parameters": asdict(read_rule("degrade", {"minimum_samples": 20})),
+        },
+        decision=decision,
+        proposed=asked,
+        did={"revisions": [3]} if asked else {},
+        changed={"revisions": {"3": {"status": "applied"}}} if asked else {},
+        settled_at=at,
+    )
+
+
+def _warm_run(at: dt.datetime) -> m.PolicyRun:
+    command = "0c7d4a52-5a1c-4a53-9d3e-3f8f9a6b1c20"
+    why = "12 prefixes that served 48,000 tokens are not resident"
+    arguments = {"prefix_ids": [prefix_id(number) for number in range(12)], "max_bytes": 4 * GIB}
+    return m.PolicyRun(
+        policy="warm-top",
+        engine_id=LIVE,
+        at=at,
+        trigger="schedule",
+        dry_run=False,
+        inputs={
+            "mode": "normal",
+            "candidates": 41,
+            "bytes_in_last_hour": 3 * GIB,
+            "chosen": 12,
+            "bytes": 2 * GIB,
+            "pinned": 1,
+            "labelled": 0,
+            "why": why,
+            "parameters": asdict(read_rule("warmup", {"most_prefixes": 50, "max_bytes": 4 * GIB})),
+        },
+        decision="warm",
+        proposed=[
+            {"propose": "IssueCommand", "engine_id": LIVE, "kind": "warm", "arguments": arguments, "reason": why}
+        ],
+        did={"commands": [command]},
+        changed={"commands": {command: {"kind": "warm", "status": "succeeded", "warmed": 12, "bytes": 2 * GIB}}},
+        settled_at=at,
+    )
 
 
 def alerts(session: Any, now: dt.datetime) -> None:

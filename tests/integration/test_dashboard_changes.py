@@ -17,6 +17,7 @@ from sqlalchemy import select, update
 
 from controlplane.store import models as m
 
+GONE_TABLES = ("alembic_version", "prefixes")
 PAGES = ("Prefixes", "Validations", "Memory", "Fleet", "Caps and mode", "Policies", "Alerts", "Audit")
 # uvicorn's websocket support is imported lazily and warns about itself; Streamlit is another process.
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -118,7 +119,8 @@ def test_a_policy_says_why_and_is_paused_and_tuned_with_a_reason(visit):
     visit.enter("operator", "policies")
     visit.page.get_by_role("button", name="Why?").first.click()
     dialog = visit.page.get_by_role("dialog")
-    expect(dialog.get_by_text("degrade decided hold")).to_be_visible()
+    expect(dialog.get_by_text("degrade decided well")).to_be_visible()
+    expect(dialog.get_by_text("(window 1 min): rate 1.9%")).to_be_visible()
     visit.shoot("policy_why")
     dialog.get_by_role("button", name="Close").first.click()
     expect(dialog).to_have_count(0)
@@ -126,6 +128,7 @@ def test_a_policy_says_why_and_is_paused_and_tuned_with_a_reason(visit):
     seconds = dialog.get_by_label("Seconds", exact=True)
     seconds.fill("1800")
     seconds.press("Tab")
+    expect(dialog.get_by_text("runs: every 2 min → every 30 min")).to_be_visible()
     dialog.get_by_label("Reason").fill("less often")
     visit.shoot("policy_tune")
     dialog.get_by_role("button", name="Change", exact=True).click()
@@ -140,6 +143,38 @@ def test_a_policy_says_why_and_is_paused_and_tuned_with_a_reason(visit):
         assert {"less often", "the disk is being replaced"} <= set(done)
         assert session.scalars(select(m.Policy.name).where(m.Policy.every_seconds == 1800)).all() == ["offload-idle"]
         assert session.get_one(m.Policy, "warm-top").paused
+
+
+def test_what_policies_are_set_to_knew_and_did_is_said_with_units(visit):
+    visit.enter("viewer", "policies")
+    for text in ("max bytes 4 GiB", "max bytes per hour 16 GiB", "pinned first yes", "labels none",
+                 "step down above 20%", "longest hold 1 h", "bytes in last hour 3.0 GiB"):  # fmt: skip
+        visit.see(text)
+    visit.pick_row(1)  # a decision of warm-top
+    for text in ("What it knew", "3.0 GiB", "What it was set to then", "16 GiB", "warm succeeded (warmed 12, bytes"):
+        visit.see(text)
+    visit.shoot("policy_decision")
+
+
+def test_a_policy_is_tuned_in_the_units_of_its_parameters(visit):
+    visit.enter("operator", "policies")
+    visit.page.get_by_role("button", name="Tune").first.click()
+    dialog = visit.page.get_by_role("dialog")
+    share = dialog.get_by_label("step down above (%)")
+    expect(share).to_have_value("20")
+    share.fill("25")
+    share.press("Tab")
+    expect(dialog.get_by_text("step down above: 20% → 25%")).to_be_visible()
+    dialog.get_by_label("window (seconds)").fill("90")
+    dialog.get_by_label("window (seconds)").press("Tab")
+    expect(dialog.get_by_text("window: 1 min → 1 min 30 s")).to_be_visible()
+    visit.settle()
+    dialog.get_by_label("Reason").fill("it stepped down for too little")
+    dialog.get_by_role("button", name="Change", exact=True).click()
+    expect(dialog).to_have_count(0)
+    with visit.deck.store.read() as session:
+        parameters = session.get_one(m.Policy, "degrade").parameters
+    assert (parameters["step_down_above"], parameters["window_seconds"]) == (0.25, 90)
 
 
 def test_an_alert_is_silenced_with_a_reason_until_an_end(visit):
@@ -177,13 +212,22 @@ def test_with_the_control_plane_down_the_pages_still_read_and_say_so(visit):
 
 
 def test_with_the_database_gone_no_number_is_shown_and_it_looks_different(visit):
-    visit.enter("operator")
-    tables = ("alembic_version", "prefixes")
-    with _renamed(visit.deck, {name: f"{name}_gone" for name in tables}):
+    visit.enter("operator", "prefixes")
+    visit.see_chart("Prefix families by bytes held")
+    visit.see("Read at")
+    visit.open("Overview")
+    with _renamed(visit.deck, {name: f"{name}_gone" for name in GONE_TABLES}):
         visit.see("control plane: database unreadable")
+        for name in ("Overview", *PAGES):  # what was just drawn is in caches still
+            visit.open(name)
+            visit.see("The database has another schema")
+            visit.see("Not shown")
+            expect(visit.page.locator(".js-plotly-plot")).to_have_count(0)
+            expect(visit.page.get_by_test_id("stDataFrame")).to_have_count(0)
+            assert visit.page.get_by_text("The database has another schema").count() == 1
         visit.open("Prefixes")
-        visit.see("The database has another schema")
         visit.shoot("database_unreadable")
+    visit.see_chart("Prefix families by bytes held")
 
 
 @contextmanager

@@ -67,6 +67,16 @@ def test_a_state_has_a_symbol_in_the_label_beside_its_colour():
     assert {"✖ a", "● b ◉"} <= labels
 
 
+def test_the_colour_bar_is_short_ticks_in_a_thin_bar_below_the_tree():
+    found = Families(shown=[node("a", tokens_served=10**12), node("b", tokens_served=3)], rest=[])
+    bar = families.family_tree(found).data[0].marker.colorbar
+    assert list(bar.ticktext) == ["0", "1k", "1M", "1G", "1T"]
+    assert list(bar.tickvals) == [0, 3, 6, 9, 12]
+    assert (bar.orientation, bar.thickness) == ("h", 8)
+    few = Families(shown=[node("a", tokens_served=90)], rest=[])
+    assert list(families.family_tree(few).data[0].marker.colorbar.ticktext) == ["0", "10", "100"]
+
+
 CLASSES = {
     "history": {"slot_bytes": 4, "slabs": 2, "used_slots": 6, "slots": 8},
     "window": {"slot_bytes": 2, "slabs": 1, "used_slots": 4, "slots": 4},

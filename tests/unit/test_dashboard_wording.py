@@ -30,6 +30,13 @@ def test_durations_are_in_the_unit_that_suits_them(seconds, text):
     assert wording.seconds_text(seconds) == text
 
 
+@pytest.mark.parametrize(
+    ("value", "text"), [(7, "7"), (999, "999"), (1000, "1k"), (1_500_000, "1.5M"), (10**9, "1G"), (10**12, "1T")]
+)
+def test_ticks_are_short(value, text):
+    assert wording.short_count_text(value) == text
+
+
 def test_ages_are_in_one_unit():
     assert wording.age_text(NOW - dt.timedelta(seconds=12), NOW) == "12 s ago"
     assert wording.age_text(NOW - dt.timedelta(minutes=5), NOW) == "5 min ago"

@@ -12,9 +12,11 @@ from sqlalchemy.orm import Session
 from sqlalchemy.types import String
 
 from controlplane.steering.policies import registry
+from controlplane.steering.words import value_text, values_text
 from controlplane.store.models import PolicyRun
 from controlplane.store.queries_steering import PolicyRunView
 from controlplane.store.query_types import view
+from controlplane.wording import seconds_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +100,12 @@ def _evidence(inputs: dict[str, Any]) -> list[str]:
     rule = inputs.get("parameters", {})
     if not inputs.keys() >= OF_DEGRADE:  # another kind's, or a record older than some of these
         seen = {key: value for key, value in inputs.items() if key not in ("parameters", "event", "why")}
-        return [f"It saw: {', '.join(f'{key} {_short(value)}' for key, value in seen.items())}."] if seen else []
+        return [f"It saw: {values_text(seen)}."] if seen else []
     rate = "none" if inputs["failure_rate"] is None else f"{inputs['failure_rate']:.1%}"
+    window = value_text("window_seconds", rule.get("window_seconds"))
     return [
         f"It saw: mode {inputs['mode']}; {inputs['not_recovered']} of {inputs['samples']} recoveries failed or were "
-        f"late since {inputs['samples_since'][11:19]} (window {rule.get('window_seconds')} s): rate {rate}.",
+        f"late since {inputs['samples_since'][11:19]} (window {window}): rate {rate}.",
         f"Limits: down above {rule.get('step_down_above', 0):.1%} for {rule.get('down_evaluations')} evaluations, up "
         f"below {rule.get('step_up_below', 0):.1%} for {rule.get('up_evaluations')}; at least "
         f"{rule.get('minimum_samples')} samples.",
@@ -122,19 +125,13 @@ def _effects(run: PolicyRun) -> list[str]:
     for command in run.did.get("commands", ()):
         seen = run.changed.get("commands", {}).get(command, {})
         kinds = [one.get("kind") for one in run.proposed if one.get("propose") == "IssueCommand"]
-        more = ", ".join(f"{key} {_short(value)}" for key, value in seen.items() if key not in ("kind", "status"))
+        more = values_text({key: value for key, value in seen.items() if key not in ("kind", "status")})
         end = f"{seen.get('status', 'waiting')}{f' ({more})' if more else ''}"
         said.append(f"It sent {seen.get('kind') or ', '.join(kinds)} (command {command}): {end}.")
     if rows := run.did.get("deleted_rows"):
-        said.append(f"It forgot {', '.join(f'{count} rows of {table}' for table, count in rows.items())}.")
+        said.append(f"It forgot {', '.join(f'{count:,} rows of {table}' for table, count in rows.items())}.")
     return said
 
 
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return "none" if not value else " ".join(f"{key}: {one}" for key, one in value.items())
-    return "none" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
 def _ago(seconds: float | None) -> str:
-    return "none yet" if seconds is None else f"{seconds:.0f} s before"
+    return "none yet" if seconds is None else f"{seconds_text(seconds)} before"
