@@ -16,10 +16,10 @@ from steering_support import ENGINE, NOW, Deck, Time, add_engine, add_prefix, re
 
 from controlplane.auth import Role
 from controlplane.clock import utc_now
-from controlplane.errors import BadRequest, Forbidden, NotFound
+from controlplane.errors import BadRequest, Forbidden, NotFound, Unavailable
 from controlplane.steering import alerts
 from controlplane.steering.alerts.inbound import run_waiting, take_change
-from controlplane.steering.policies import registry
+from controlplane.steering.policies import registry, runner
 from controlplane.steering.policies.runner import Ground
 from controlplane.store.models import Command, InboundAlert, PolicyRun
 
@@ -179,6 +179,24 @@ def test_what_a_dead_leader_took_is_taken_again(deck: Deck, ground: Ground) -> N
     with deck.store.write() as session:
         session.scalars(select(InboundAlert)).one().taken_at = NOW
     assert run_waiting(ground, 1) == 0
+    late = Ground(deck.store, deck.settings, lambda: NOW + dt.timedelta(seconds=121))
+    recoveries(deck, NOW + dt.timedelta(seconds=120), ok=0, failed=0)
+    assert run_waiting(late, 1) == 1
+    assert sent_commands(deck) == 1
+
+
+def test_what_a_database_that_was_away_kept_from_running_is_taken_again(
+    deck: Deck, ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise Unavailable("database", "The database is away.", "Start it.")
+
+    with deck.client() as client:
+        client.alertmanager(PAYLOAD)
+    monkeypatch.setattr(runner, "apply", away)
+    with pytest.raises(Unavailable):
+        run_waiting(ground, 1)
+    monkeypatch.undo()
     late = Ground(deck.store, deck.settings, lambda: NOW + dt.timedelta(seconds=121))
     recoveries(deck, NOW + dt.timedelta(seconds=120), ok=0, failed=0)
     assert run_waiting(late, 1) == 1

@@ -18,14 +18,14 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from controlplane.auth import Role
-from controlplane.errors import ControlPlaneError, NotFound
+from controlplane.errors import ControlPlaneError, NotFound, Unavailable
 from controlplane.steering.alerts.evaluation import Change
 from controlplane.steering.deed import Deed
 from controlplane.steering.policies.runner import Ground, Occasion, run_policy
 from controlplane.store.models import Engine, InboundAlert, Policy
 
 POLICY_LABEL, ENGINE_LABEL = "kvdeck_policy", "kvdeck_engine"
-TAKE_AGAIN_AFTER = dt.timedelta(minutes=2)  # the leader that took it has died
+TAKE_AGAIN_AFTER = dt.timedelta(minutes=2)  # the leader that took it has died, or its database was away
 MOST_AT_ONCE = 50
 LONGEST_EVENT = 500
 
@@ -170,6 +170,8 @@ def _run(ground: Ground, row: InboundAlert, epoch: int) -> dict[str, Any]:
     occasion = Occasion(trigger="alert", epoch=epoch, event=row.event, only_engine=row.engine_id)
     try:
         runs = run_policy(ground, row.policy, occasion)
+    except Unavailable:
+        raise  # nothing was decided: it stays taken, and is taken again
     except ControlPlaneError as error:
         return {"error": str(error)}
     return {"runs": [{"engine": run["engine"], "decision": run["decision"], "did": run["did"]} for run in runs]}

@@ -54,6 +54,7 @@ class Verdict:
     inputs: Mapping[str, Any]
     proposals: tuple[Proposal, ...] = ()
     memory: Mapping[str, Any] = field(default_factory=dict)
+    waits: bool = False  # nothing is done for a cause that passes: what asked for this run asks again
 
 
 def as_json(proposal: Proposal) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from controlplane.errors import BadRequest, ControlPlaneError, Unavailable
 from controlplane.settings import Settings
 from controlplane.steering.deed import Deed
 from controlplane.steering.leader import newest_epoch
-from controlplane.steering.policies import facts, registry
+from controlplane.steering.policies import boots, facts, registry
 from controlplane.steering.policies.apply import apply
 from controlplane.steering.policies.deciders import DECIDERS
 from controlplane.steering.policies.kinds import OF_THE_STORE, Standing
@@ -38,6 +38,7 @@ HEARTBEAT = dt.timedelta(minutes=15)
 RECORD = "recorded"  # key of what was last recorded, beside the policy's own memory of an engine
 WHOLE = "(policy)"  # in place of an engine in a policy's memory; no engine id has brackets
 FAILED = "failed"
+ASK_AGAIN = frozenset({"schedule", "engine_start"})
 STEPS = frozenset({"step_down", "step_up", "probe_up"})
 LONGEST_ERROR = 1000
 
@@ -51,6 +52,7 @@ class Occasion:
     epoch: int | None = None
     event: str = ""  # what the alert or step was, in words
     only_engine: str | None = None
+    boot_id: str = ""  # of an engine that has started again: remembered with the decision about it
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,7 @@ def _run_of_the_store(ground: Ground, name: str, occasion: Occasion) -> dict[str
 def _run_engine(ground: Ground, standing: Standing, engine_id: str, occasion: Occasion) -> dict[str, Any]:
     now = ground.clock()
     try:
-        if occasion.trigger == "schedule" and (quiet := _decide_in_vain(ground, standing, engine_id, occasion, now)):
+        if occasion.trigger in ASK_AGAIN and (quiet := _decide_in_vain(ground, standing, engine_id, occasion, now)):
             return quiet
         with ground.store.write() as session:
             run = _decide_and_apply(session, standing, engine_id, occasion, now)
@@ -193,7 +195,8 @@ def _decide_in_vain(
         verdict = DECIDERS[standing.kind](session, standing, engine_id, kept, now)
     run = _run_of(verdict, standing, engine_id, occasion, now)
     news = verdict.proposals or _kept_after(verdict, kept) != kept or _worth_recording(kept.get(RECORD, {}), run)
-    return None if news else run_view(run)
+    ends_a_start = occasion.boot_id and not verdict.waits
+    return None if news or ends_a_start else run_view(run)
 
 
 def _decide_and_apply(
@@ -215,6 +218,8 @@ def _decide_and_apply(
             run.did = {key: [*run.did.get(key, ()), *did.get(key, ())] for key in {*run.did, *did}}
     run.settled_at = None if run.did else now
     _remember(policy, engine_id, _kept_after(verdict, kept))
+    if occasion.boot_id and not verdict.waits:
+        boots.remember(policy, engine_id, occasion.boot_id)
     _record(session, run)
     return run
 
@@ -281,6 +286,8 @@ def _record_failure(
     run = _run(name, engine_id, occasion, ground.clock())
     run.decision, run.error = FAILED, said[:LONGEST_ERROR]
     with ground.store.write() as session:
+        if engine_id is not None and occasion.boot_id:
+            boots.remember(registry.find(session, name, lock=True), engine_id, occasion.boot_id)
         _record(session, run)
     return run_view(run)
 

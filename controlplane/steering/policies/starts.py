@@ -1,53 +1,63 @@
-"""Engines that have started again: the warm-ups that wait for it run, once a boot, when the snapshot has come."""
+"""Engines that have started again: the warm-ups that wait for it run, once a boot, when the snapshot has come.
+
+A boot is remembered in the transaction of the decision about it (runner.py). So a start is never warmed twice, and none
+is lost to a database that was away, to a warm command that the boot before left under way, or to a mode that forbids it
+for now: it stays due for `START_LASTS`.
+"""
 
 from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from controlplane.errors import BadRequest
-from controlplane.steering.policies import facts, registry
+from controlplane.steering.policies import boots, facts, registry
 from controlplane.steering.policies.runner import Ground, Occasion, run_policy
 from controlplane.steering.policies.warmup import WarmupRule
 from controlplane.store.models import Engine, Policy
 
-BOOTS = "(boots)"  # key in a policy's memory: engine -> the boot it was last seen with; no engine id has brackets
+START_LASTS = dt.timedelta(minutes=10)
 
 
 def run_on_starts(ground: Ground, epoch: int) -> list[tuple[str, str]]:
     """Runs the warm-ups that are due for engines with a new boot; returns (policy, engine) of each run.
 
-    The boot is remembered before the run, so that a start is never warmed twice. A boot a policy never saw the like of
-    (a new policy, a new engine) is remembered only: there is no history of it.
+    A boot a policy never saw the like of (a new policy, a new engine), and one that waited for longer than
+    `START_LASTS`, is remembered only.
     """
     with ground.store.read() as session:
-        may_start = _due(session, ground)
-    if not may_start:
-        return []
-    with ground.store.write() as session:
-        due = _take(session, ground)
+        fresh = list(_fresh(session, ground))
+    known = [(name, engine_id, boot_id) for name, engine_id, boot_id, is_due in fresh if not is_due]
+    if known:
+        with ground.store.write() as session:
+            for name, engine_id, boot_id in known:
+                boots.remember(registry.find(session, name, lock=True), engine_id, boot_id)
+    due = [(name, engine_id, boot_id) for name, engine_id, boot_id, is_due in fresh if is_due]
     for name, engine_id, boot_id in due:
         event = f"engine {engine_id} has started again, with boot {boot_id}"
-        run_policy(ground, name, Occasion(trigger="engine_start", epoch=epoch, event=event, only_engine=engine_id))
+        occasion = Occasion(trigger="engine_start", epoch=epoch, event=event, only_engine=engine_id, boot_id=boot_id)
+        run_policy(ground, name, occasion)
     return [(name, engine_id) for name, engine_id, _ in due]
 
 
-def _due(session: Session, ground: Ground) -> bool:
-    engines = _known_engines(session, ground)
-    return any(_new_boots(policy, engines) for policy in _waiting(session, ground))
+def _fresh(session: Session, ground: Ground) -> Iterator[tuple[str, str, str, bool]]:
+    """Boots that a policy does not know yet -> policy, engine, boot, and whether the policy is to run for it."""
+    now = ground.clock()
+    # Before its snapshot has come, the store tells of the boot before.
+    engines = [engine for engine in facts.live_engines(session, now) if not engine.snapshot_wanted]
+    for policy in _waiting(session, ground):
+        scope = registry.standing_of(policy).scope
+        for engine in engines:
+            known = boots.of(policy, engine.id)
+            if scope.covers(engine) and known != engine.boot_id:
+                yield policy.name, engine.id, engine.boot_id, known is not None and _is_recent(engine, now)
 
 
-def _take(session: Session, ground: Ground) -> list[tuple[str, str, str]]:
-    engines = _known_engines(session, ground)
-    due = []
-    for waiting in _waiting(session, ground):
-        policy = registry.find(session, waiting.name, lock=True)
-        seen = dict(policy.memory.get(BOOTS, {}))
-        fresh = _new_boots(policy, engines)
-        due += [(policy.name, engine.id, engine.boot_id) for engine in fresh if engine.id in seen]
-        if fresh:
-            policy.memory = {**policy.memory, BOOTS: seen | {engine.id: engine.boot_id for engine in fresh}}
-    return due
+def _is_recent(engine: Engine, now: dt.datetime) -> bool:
+    return now - engine.registered_at <= START_LASTS
 
 
 def _waiting(session: Session, ground: Ground) -> list[Policy]:
@@ -61,14 +71,3 @@ def _waiting(session: Session, ground: Ground) -> list[Policy]:
         if standing.rule.on_engine_start and not standing.rests(ground.clock()):
             waiting.append(policy)
     return waiting
-
-
-def _known_engines(session: Session, ground: Ground) -> list[Engine]:
-    """Those whose snapshot has come: before it, the store tells of the boot before."""
-    return [engine for engine in facts.live_engines(session, ground.clock()) if not engine.snapshot_wanted]
-
-
-def _new_boots(policy: Policy, engines: list[Engine]) -> list[Engine]:
-    scope = registry.standing_of(policy).scope
-    seen = policy.memory.get(BOOTS, {})
-    return [engine for engine in engines if scope.covers(engine) and seen.get(engine.id) != engine.boot_id]

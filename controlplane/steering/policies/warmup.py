@@ -97,11 +97,12 @@ def decide(rule: WarmupRule, facts: WarmupFacts, kept: Mapping[str, Any]) -> Ver
     seen = _inputs(facts, spent)
     memory = {"asked": asked}
     if facts.in_flight:
-        return Verdict(decision="in_flight", why="a warm command has no outcome yet", inputs=seen, memory=memory)
+        why = "a warm command has no outcome yet"
+        return Verdict(decision="in_flight", why=why, inputs=seen, memory=memory, waits=True)
     allowed = [candidate for candidate in facts.candidates if _mode_allows(facts.mode, candidate)]
     if facts.candidates and not allowed:
         why = f"mode {facts.mode} restores none of these"
-        return Verdict(decision="mode_forbids", why=why, inputs=seen, memory=memory)
+        return Verdict(decision="mode_forbids", why=why, inputs=seen, memory=memory, waits=True)
     wanted = _wanted(rule, allowed)
     chosen = _fitting(wanted, min(rule.max_bytes, left), rule.most_prefixes)
     if not chosen:
