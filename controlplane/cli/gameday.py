@@ -42,7 +42,7 @@ from controlplane.store.session import Store
 if TYPE_CHECKING:
     from controlplane.api.client import ControlPlaneClient
     from controlplane.workload.gameday import GameDay
-    from controlplane.workload.gameday_run import Event, HitRates, Result
+    from controlplane.workload.gameday_result import Event, HitRates, Result
 
 SETTLE_SECONDS = 15.0
 TOKEN_LASTS = dt.timedelta(hours=1)

@@ -6,7 +6,7 @@ Nothing here runs anything: gameday_run.py does, over the API. What a sign means
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -52,16 +52,22 @@ class FaultLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultIncident:
-    """Faults below the engine's tiers."""
+    """Faults below the engine's tiers. They last until all that detects and acts was seen, but `lasts_seconds` at least
+    and `longest_seconds` at most: a deck with little traffic meets them later."""
 
     plan: tuple[FaultLine, ...]
     lasts_seconds: int
+    longest_seconds: int = 60
 
     @property
     def words(self) -> str:
         """What goes wrong."""
         lines = ", ".join(f"{line.what}@{line.at}" for line in self.plan)
-        return f"{lines}, for {self.lasts_seconds} s"
+        return f"{lines}, for {self.lasts_seconds} to {self.longest_seconds} s"
+
+    def lasting(self, patience: int) -> FaultIncident:
+        """The same, waiting so many times as long to be seen."""
+        return replace(self, longest_seconds=self.longest_seconds * patience)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +81,15 @@ class OutageIncident:
     def words(self) -> str:
         """What goes wrong."""
         return f"the {self.part} is killed and stays away for {self.lasts_seconds} s"
+
+    @property
+    def longest_seconds(self) -> int:
+        """It ends by itself, when it was said to."""
+        return self.lasts_seconds
+
+    def lasting(self, patience: int) -> OutageIncident:
+        """The same: who waits for it does not make it longer."""
+        return self
 
 
 Incident = FaultIncident | OutageIncident
@@ -206,7 +221,7 @@ CORRUPT_DISK = GameDay(
             phase=Phase.DETECTED,
             what="damage found by checksum",
             sign=Grew(path=("io", "disk", "quarantined_files"), least=1, unit="files set aside"),
-            within_seconds=30,
+            within_seconds=60,
         ),
         Step(
             phase=Phase.DETECTED,
@@ -234,7 +249,7 @@ SLOW_DISK = GameDay(
             phase=Phase.DETECTED,
             what="restores too late",
             sign=Grew(path=("recoveries", "late"), least=1, unit="restores late"),
-            within_seconds=30,
+            within_seconds=60,
         ),
         Step(
             phase=Phase.DETECTED,
@@ -266,7 +281,7 @@ MEMORY_SQUEEZE = GameDay(
             phase=Phase.DETECTED,
             what="commits refused",
             sign=Grew(path=("commits", "refused", "out_of_memory"), least=3, unit="commits refused"),
-            within_seconds=30,
+            within_seconds=60,
         ),
         Step(
             phase=Phase.DETECTED,
@@ -304,7 +319,7 @@ LOST_PREFIXES = GameDay(
         Step(
             phase=Phase.ACTED,
             what="warm-up",
-            sign=PolicyDecided(policy="warm-up", decisions=("warm",)),
+            sign=PolicyDecided(policy="warm-up", decisions=("warm", "nothing_to_warm")),
             within_seconds=120,
             after_end=True,
         ),

@@ -61,7 +61,7 @@ class Deck:
                 at=self._clock(),
                 engine=engine,
                 alerts=self._client.alerts(limit=100),
-                runs=self._client.policy_runs(engine=self.engine_id, acted=True, limit=50),
+                runs=self._client.policy_runs(engine=self.engine_id, limit=100),
                 commands=self._client.commands(engine=self.engine_id, limit=50),
                 told_requests=overview["requests"],
                 torn=self._torn() if history else (),
@@ -130,20 +130,20 @@ class Deck:
             assert self._outages is not None
             self._outages.begin(incident.part, incident.lasts_seconds, reason=self.reason)
             return ""
-        arguments = {"plan": [line.as_json() for line in incident.plan], "lasts_s": incident.lasts_seconds}
+        arguments = {"plan": [line.as_json() for line in incident.plan], "lasts_s": incident.longest_seconds}
         return self._fault(arguments)
 
     def command(self, command_id: str) -> Mapping[str, Any]:
         """A command as it stands."""
         return self._client.command(command_id)
 
-    def withdraw(self, incident: FaultIncident | OutageIncident) -> None:
-        """Ends the incident now, also when it is over already."""
+    def withdraw(self, incident: FaultIncident | OutageIncident) -> str:
+        """Ends the incident now, also when it is over already -> the id of the command that does it; empty if done."""
         if isinstance(incident, OutageIncident):
             assert self._outages is not None
             self._outages.end(reason=f"{self.reason}: withdrawn")
-        else:
-            self._fault({"plan": []})
+            return ""
+        return self._fault({"plan": []})
 
     def _fault(self, arguments: Mapping[str, Any]) -> str:
         sent = self._client.submit(

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 from controlplane.errors import Conflict, ControlPlaneError
 from controlplane.workload.gameday import FaultIncident, GameDay, OutageIncident, Phase, Step, Tuning
-from controlplane.workload.gameday_signs import HistoryWhole, Reading, Scene, Seen, grown, look
+from controlplane.workload.gameday_result import BYTES, FILES, VERIFIED, WRONG, Before, Event, HitRates, Meter, Result
+from controlplane.workload.gameday_signs import HistoryWhole, Reading, Scene, Seen, instead, look
 
 LOOK_EVERY_SECONDS = 1.0
 BEFORE_SECONDS = 8.0
-HIT_WINDOW_SECONDS = 6.0
-FEWEST_REQUESTS = 10
 ORDER_SECONDS = 30.0
 PUT_BACK_SECONDS = 90.0
 OWN_WINDOWS_FACTOR = 10  # how much longer a deck may take that keeps its own windows
@@ -46,8 +43,8 @@ class Deck(Protocol):
     def command(self, command_id: str) -> Mapping[str, Any]:
         """What became of the order."""
 
-    def withdraw(self, incident: FaultIncident | OutageIncident) -> None:
-        """Ends the incident."""
+    def withdraw(self, incident: FaultIncident | OutageIncident) -> str:
+        """Orders the end of the incident."""
 
 
 class Journal(Protocol):
@@ -55,115 +52,6 @@ class Journal(Protocol):
 
     def note(self, undo: Sequence[Undo]) -> None:
         """Keeps this, instead of what was kept."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """One line of the timeline; `offset_seconds` from the incident, None before it."""
-
-    at: dt.datetime
-    offset_seconds: float | None
-    phase: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HitRates:
-    """Shares of prompt tokens served from the cache; None: too few requests to say."""
-
-    before: float | None = None
-    lowest: float | None = None
-    after: float | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class Result:
-    """What came of a game day. It went well if all was seen in time and no byte of many was wrong."""
-
-    day: str
-    events: list[Event] = field(default_factory=list)
-    missed: list[str] = field(default_factory=list)
-    hit_rate: HitRates = field(default_factory=HitRates)
-    verified_bytes: int = 0
-    wrong_bytes: int = 0
-    quarantined_files: int = 0
-    quarantined_bytes: int = 0
-    finished: bool = False
-
-    @property
-    def went_well(self) -> bool:
-        """Nothing verified would be no proof of anything."""
-        return self.finished and not self.missed and self.wrong_bytes == 0 and self.verified_bytes > 0
-
-
-class Meter:
-    """Hit rate and sums over readings; an engine that starts again counts from 0, and its sums go on here."""
-
-    def __init__(self) -> None:
-        self._recent: deque[Reading] = deque()
-        self._last: Reading | None = None
-        self.lowest: float | None = None
-        self.sums: dict[tuple[str, ...], float] = dict.fromkeys(SUMMED, 0.0)
-
-    def take(self, reading: Reading) -> None:
-        """The next reading."""
-        if reading.engine is None:
-            return
-        if self._last is not None:
-            for path in SUMMED:
-                self.sums[path] += grown(path, self._last, reading)
-        self._last = reading
-        if self._recent and self._recent[-1].boot != reading.boot:
-            self._recent.clear()
-        self._recent.append(reading)
-        while len(self._recent) > 2 and (reading.at - self._recent[1].at).total_seconds() >= HIT_WINDOW_SECONDS:
-            self._recent.popleft()
-
-    def hit_now(self) -> float | None:
-        """Over the last seconds."""
-        return hit_rate(self._recent[0], self._recent[-1]) if self._recent else None
-
-    def note_lowest(self) -> None:
-        """The lowest since the first call."""
-        now = self.hit_now()
-        if now is not None:
-            self.lowest = now if self.lowest is None else min(self.lowest, now)
-
-
-WRONG, VERIFIED = ("wrong_bytes",), ("verified_bytes",)
-FILES, BYTES = ("io", "disk", "quarantined_files"), ("io", "disk", "quarantined_bytes")
-SUMMED = (WRONG, VERIFIED, FILES, BYTES)
-
-
-def hit_rate(first: Reading, last: Reading) -> float | None:
-    """Between two readings; None when too few requests ran for a rate to mean anything."""
-    asked = grown(("prompt_tokens",), first, last)
-    if grown(("requests",), first, last) < FEWEST_REQUESTS or asked <= 0:
-        return None
-    return grown(("usable_tokens",), first, last) / asked
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Before:
-    """The time before the incident: what everything is measured by."""
-
-    first: Reading
-    last: Reading
-
-    @property
-    def seconds(self) -> float:
-        """How long it was looked at."""
-        return (self.last.at - self.first.at).total_seconds()
-
-    @property
-    def hit_rate(self) -> float | None:
-        """Share of prompt tokens; None when too few requests ran."""
-        return hit_rate(self.first, self.last)
-
-    @property
-    def requests_a_second(self) -> float:
-        """Traffic."""
-        return grown(("requests",), self.first, self.last) / max(1.0, self.seconds)
 
 
 class Run:
@@ -188,6 +76,7 @@ class Run:
         self._say = say
         self._tunings = () if own_windows else day.tunings
         self._patience = OWN_WINDOWS_FACTOR if own_windows else 1
+        self._incident = day.incident.lasting(self._patience)
         self._meter = Meter()
         self._began_at: dt.datetime | None = None
         self._reads_history = any(isinstance(step.sign, HistoryWhole) for step in day.steps)
@@ -257,11 +146,11 @@ class Run:
 
     @contextmanager
     def _broken(self) -> Iterator[None]:
-        incident = self._day.incident
+        incident = self._incident
         try:
             order = self._deck.begin(incident)
             if order:
-                self._await_order(order)
+                self._await_order(order, "begin")
             self._began_at = self._clock()
             self._tell(Phase.INJECTED, incident.words)
             yield
@@ -270,36 +159,53 @@ class Run:
             self._tell(Phase.OVER, "withdrawn")
             raise
 
-    def _await_order(self, command_id: str) -> None:
+    def _await_order(self, command_id: str, what: str) -> None:
         began = self._clock()
         while True:
             command = self._deck.command(command_id)
             if command["status"] == "succeeded":
                 return
-            gone = (self._clock() - began).total_seconds() > ORDER_SECONDS
+            gone = self._since(began) > ORDER_SECONDS
             if command["status"] not in ("pending", "delivered", "running") or gone:
-                why = command["outcome"].get("reason") or "it did not begin in time"
-                raise Conflict("fault_refused", f"The fault did not begin ({command['status']}): {why}.")
+                why = command["outcome"].get("reason") or "it was not taken in time"
+                raise Conflict("fault_refused", f"The fault did not {what} ({command['status']}): {why}.")
             self._sleep(LOOK_EVERY_SECONDS / 5)
 
     def _watch(self, before: Before) -> None:
         began = self._began_at or self._clock()
-        ends_at = began + dt.timedelta(seconds=self._day.incident.lasts_seconds)
+        ended_at = began + dt.timedelta(seconds=self._incident.longest_seconds)
         waiting, end = list(self._day.steps), None
         while waiting:
             reading = self._pause_and_read()
             self._meter.note_lowest()
-            if end is None and reading.at >= ends_at and reading.engine is not None:
-                end = reading
-                self._tell(Phase.OVER, "the incident is over", at=ends_at)
+            if end is None and reading.engine is not None and self._may_end(began, waiting):
+                end, ended_at = reading, self._end_incident(ended_at)
             scene_of = partial(self._scene, before, reading, end)
             waiting = self._seen_of(waiting, scene_of)
             if all(_is_last(step) for step in waiting):
                 waiting = self._seen_of(waiting, scene_of, last=True)
-            for step in [step for step in waiting if self._is_late(step, ends_at if step.after_end else began)]:
+            for step in [step for step in waiting if self._is_late(step, ended_at if step.after_end else began)]:
                 waiting.remove(step)
                 self.result.missed.append(f"{step.phase}: {step.what}")
-                self._tell(step.phase, f"MISSED: {step.what}, not within {step.within_seconds * self._patience} s")
+                self._tell_missed(step, reading)
+
+    def _may_end(self, began: dt.datetime, waiting: Sequence[Step]) -> bool:
+        incident, lasted = self._incident, self._since(began)
+        awaited = [step for step in waiting if not step.after_end]
+        return lasted >= incident.longest_seconds or (lasted >= incident.lasts_seconds and not awaited)
+
+    def _end_incident(self, ends_at: dt.datetime) -> dt.datetime:
+        """Ends what does not end by itself -> when it was over, `ends_at` at the latest."""
+        if isinstance(self._incident, FaultIncident):
+            self._await_order(self._deck.withdraw(self._incident), "end")
+            ends_at = min(ends_at, self._clock())
+        self._tell(Phase.OVER, "the incident is over", at=ends_at)
+        return ends_at
+
+    def _tell_missed(self, step: Step, reading: Reading) -> None:
+        why = instead(step.sign, reading)
+        within = f"not within {step.within_seconds * self._patience} s"
+        self._tell(step.phase, f"MISSED: {step.what}, {within}{f' ({why})' if why else ''}")
 
     def _scene(self, before: Before, now: Reading, end: Reading | None, step: Step) -> Scene | None:
         """What a step is judged by; None while it is too early for it."""
@@ -330,7 +236,10 @@ class Run:
         return [step for step in waiting if step not in seen_steps]
 
     def _is_late(self, step: Step, since: dt.datetime) -> bool:
-        return (self._clock() - since).total_seconds() > step.within_seconds * self._patience
+        return self._since(since) > step.within_seconds * self._patience
+
+    def _since(self, moment: dt.datetime) -> float:
+        return (self._clock() - moment).total_seconds()
 
     # -- readings and the end ---------------------------------------------------------------------------------------
 

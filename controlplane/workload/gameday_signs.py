@@ -80,7 +80,7 @@ class PolicyDecided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandEnded:
-    """A command that a policy issued has succeeded, and its outcome counts at least one of `counts`."""
+    """A command that a policy issued has succeeded since, and its outcome counts at least one of `counts`."""
 
     kind: str
     counts: str
@@ -178,6 +178,32 @@ def look(sign: Sign, scene: Scene) -> Seen | None:
             return _history_whole(sign, scene)
 
 
+def instead(sign: Sign, now: Reading) -> str:
+    """Why a sign may not have shown, in words, as far as the last reading tells; empty if it tells nothing."""
+    if now.engine is None:
+        return "the API does not answer"
+    match sign:
+        case PolicyDecided():
+            run = next((run for run in now.runs if run["policy"] == sign.policy), None)
+            said = (
+                f"{sign.policy} decided {run['decision']} at {run['at']}" if run else f"{sign.policy} decided nothing"
+            )
+            why = run["error"] or run["inputs"].get("why") if run else ""
+            waits = "; its snapshot has not come" if now.engine["snapshot_wanted"] else ""
+            return f"{said}{f': {why}' if why else ''}{waits}"
+        case CommandEnded():
+            command = next((command for command in now.commands if command["kind"] == sign.kind), None)
+            return (
+                f"the last {sign.kind} is {command['status']}: {command['outcome']}" if command else f"no {sign.kind}"
+            )
+        case ModeIs():
+            return f"mode {now.engine['observed'].get('mode')}"
+        case HistoryWhole():
+            return f"{now.engine['open_gaps']} gaps are open, {len(now.torn)} prefixes torn"
+        case AlertFires() | Grew() | HitRateBack() | AnotherBoot() | NoAnswer() | Answers():
+            return ""
+
+
 def grown(path: Sequence[str], base: Reading, now: Reading) -> float:
     """How much a counter grew; an engine that has started again counts from 0."""
     before = base.figure(path) if base.boot == now.boot else 0.0
@@ -223,7 +249,8 @@ def _ended(sign: CommandEnded, scene: Scene) -> Iterator[Seen]:
             continue
         by_policy = str(command["actor"]).startswith("policy:")
         done = int(command["outcome"].get(sign.counts) or 0)
-        if by_policy and done and _time(command["created_at"]) >= scene.began_at:
+        # Also one that the boot before left under way: the engine has run it to its end since.
+        if by_policy and done and _time(command["finished_at"]) >= scene.began_at:
             moved = int(command["outcome"].get("bytes") or 0)
             text = f"{done} prefixes {sign.counts}, {moved / (1 << 20):.1f} MiB moved"
             yield Seen(at=_time(command["finished_at"]), text=text)

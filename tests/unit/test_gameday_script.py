@@ -14,7 +14,8 @@ from controlplane.steering.alerts.rule import check_rule
 from controlplane.steering.command_kinds import check_arguments
 from controlplane.steering.policies.kinds import DEFAULTS, read_rule
 from controlplane.workload.gameday import GAME_DAYS, FaultIncident, Phase, Step
-from controlplane.workload.gameday_run import Event, Run
+from controlplane.workload.gameday_result import Event
+from controlplane.workload.gameday_run import Run
 from controlplane.workload.gameday_signs import (
     AlertFires,
     AnotherBoot,
@@ -27,6 +28,7 @@ from controlplane.workload.gameday_signs import (
     PolicyDecided,
     Reading,
     Scene,
+    instead,
     look,
 )
 from engine.memory.drill import read_plan
@@ -66,7 +68,7 @@ def test_a_script_detects_acts_and_recovers(day: Any) -> None:
 @pytest.mark.parametrize("day", [day for day in DAYS if isinstance(day.incident, FaultIncident)], ids=lambda d: d.name)
 def test_a_script_s_faults_are_ones_an_engine_takes(day: Any) -> None:
     plan = [line.as_json() for line in day.incident.plan]
-    assert check_arguments("fault", {"plan": plan, "lasts_s": day.incident.lasts_seconds})
+    assert check_arguments("fault", {"plan": plan, "lasts_s": day.incident.lasting(10).longest_seconds})
     assert len(read_plan(plan)) == len(plan)
 
 
@@ -131,9 +133,9 @@ def test_a_command_of_a_person_or_without_effect_is_no_act_of_a_policy() -> None
     sign = CommandEnded(kind="warm", counts="warmed")
     done = {
         "kind": "warm", "engine_id": "local", "status": "succeeded", "actor": "policy:warm-up",
-        "created_at": after(2).isoformat(), "finished_at": after(5).isoformat(), "outcome": {"warmed": 3},
+        "created_at": after(-2).isoformat(), "finished_at": after(5).isoformat(), "outcome": {"warmed": 3},
     }  # fmt: skip
-    for change in ({"actor": "ops"}, {"outcome": {"warmed": 0}}, {"created_at": after(-2).isoformat()}):
+    for change in ({"actor": "ops"}, {"outcome": {"warmed": 0}}, {"finished_at": after(-2).isoformat()}):
         assert look(sign, scene(reading(9, commands=[{**done, **change}]))) is None
     seen = look(sign, scene(reading(9, commands=[done])))
     assert seen is not None
@@ -196,7 +198,9 @@ class FakeDeck:
         self.order = order
         self.verified = verified
         self.done: list[str] = []
+        self.noticed_after = 4.0
         self.begun: float | None = None
+        self.ended = 0.0
         self.stats = {"requests": 0, "prompt_tokens": 0, "usable_tokens": 0, "verified_bytes": 0, "wrong_bytes": 0}
         self.interrupt_at: float | None = None
         self.away = 0
@@ -205,7 +209,7 @@ class FakeDeck:
     def broken(self) -> bool:
         if self.begun is None:
             return False
-        return not self.heals or self.seconds < self.begun + 15
+        return not self.heals or self.seconds < self.ended + 3
 
     def clock(self) -> dt.datetime:
         return after(self.seconds)
@@ -224,8 +228,8 @@ class FakeDeck:
     def read(self, *, history: bool = False) -> Reading:
         files = 3 if self.begun is not None else 0
         figures = {**self.stats, "io": {"disk": {"quarantined_files": files, "quarantined_bytes": 4096 * files}}}
-        fired = self.begun is not None and self.seconds > self.begun + 4
-        rows = [alert("burns", (self.begun or 0) + 4)] if fired else []
+        fired = self.begun is not None and self.seconds > self.begun + self.noticed_after
+        rows = [alert("burns", (self.begun or 0) + self.noticed_after)] if fired else []
         return reading(self.seconds, alerts=rows, mode="no_disk" if self.broken else "normal", **figures)
 
     def cap_gpu(self, share: float) -> dict[str, Any]:
@@ -243,15 +247,17 @@ class FakeDeck:
         self.done.append(f"undo {undo.get('name', 'caps')}")
 
     def begin(self, incident: Any) -> str:
-        self.begun = self.seconds
+        self.begun, self.ended = self.seconds, self.seconds + incident.longest_seconds
         self.done.append("begin")
         return "c1"
 
     def command(self, command_id: str) -> dict[str, Any]:
         return {"status": self.order, "outcome": {"reason": "no faults here"}}
 
-    def withdraw(self, incident: Any) -> None:
+    def withdraw(self, incident: Any) -> str:
+        self.ended = min(self.ended, self.seconds)
         self.done.append("withdraw")
+        return "c2"
 
 
 class Notes:
@@ -300,10 +306,53 @@ def test_a_deck_that_recovers_goes_well_and_everything_is_put_back() -> None:
     assert detected.offset_seconds == pytest.approx(4)
 
 
+@pytest.mark.parametrize(("noticed_after", "over_after"), [(4, 12), (30, 31), (65, 60)])
+def test_a_fault_lasts_until_it_was_noticed_at_least_12_and_at_most_60_seconds(
+    noticed_after: float, over_after: float
+) -> None:
+    deck = FakeDeck()
+    deck.noticed_after = noticed_after
+    day = replace(DAY, steps=(replace(DAY.steps[0], within_seconds=70), *DAY.steps[1:]))
+    result = Run(day, deck, Notes(), clock=deck.clock, sleep=deck.sleep, say=lambda _: None).go()
+    assert result.went_well
+    (over,) = [event.offset_seconds for event in result.events if event.phase == Phase.OVER]
+    assert over == pytest.approx(over_after, abs=1.5)
+    assert deck.done.count("withdraw") == 1
+
+
+def test_with_its_own_windows_a_fault_waits_longer_to_be_noticed() -> None:
+    assert GAME_DAYS["slow-disk"].incident.lasting(10).longest_seconds == 600
+    assert GAME_DAYS["lost-prefixes"].incident.lasting(10).longest_seconds == 12
+
+
+def test_what_did_not_show_is_told_with_what_did_instead() -> None:
+    decided = PolicyDecided(policy="warm-up", decisions=("warm",))
+    ran: dict[str, Any] = {
+        "policy": "warm-up",
+        "decision": "in_flight",
+        "at": "09:00",
+        "error": None,
+        "inputs": {"why": "one runs"},
+    }
+    for now, said in (
+        (reading(9, runs=[{**ran, "policy": "degrade"}]), "warm-up decided nothing"),
+        (reading(9, runs=[ran, {**ran, "decision": "warm"}]), "warm-up decided in_flight at 09:00: one runs"),
+        (reading(9, runs=[{**ran, "error": "it broke"}]), "warm-up decided in_flight at 09:00: it broke"),
+        (Reading(at=after(9)), "the API does not answer"),
+    ):
+        assert instead(decided, now) == said
+    ended = CommandEnded(kind="warm", counts="warmed")
+    assert instead(ended, reading(9)) == "no warm"
+    expired = {"kind": "warm", "status": "expired", "outcome": {"reason": "engine_silent"}}
+    assert "expired: {'reason': 'engine_silent'}" in instead(ended, reading(9, commands=[expired]))
+    assert instead(HistoryWhole(slack_seconds=1), reading(9, gaps=2, torn=["a"])) == "2 gaps are open, 1 prefixes torn"
+
+
 def test_a_deck_that_does_not_recover_in_time_is_said_to_have_missed_it_and_is_put_back() -> None:
     deck = FakeDeck(heals=False)
     result = run(deck).go()
     assert result.missed == ["recovered: mode", "recovered: hits"]
+    assert any("MISSED: mode, not within 30 s (mode no_disk)" in event.text for event in result.events)
     assert not result.went_well
     assert deck.done[-3:] == PUT_BACK
 
