@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import streamlit as st
-
 from controlplane.clock import utc_now
 from controlplane.insight import doctor
 from controlplane.insight.doctor_gather import gather
 from controlplane.insight.doctor_rule import Finding
 from controlplane.store import queries, queries_charts
 from controlplane.store.query_types import Engines
-from dashboard.caching import TTL_SECONDS
+from dashboard.caching import kept
 from dashboard.control import settings
 from dashboard.data.opened import store
 from dashboard.readings import EngineNow
@@ -21,7 +19,7 @@ FINDINGS_MINUTES = 60  # and looks at the last hour whatever range is drawn: wha
 IDLE_MINUTES = 3  # a live engine without a request for this long is idle
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
+@kept()
 def engines(role: str) -> list[EngineNow]:
     """Every engine that ever registered, by id."""
     del role
@@ -48,7 +46,7 @@ def engines(role: str) -> list[EngineNow]:
     return found
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
+@kept()
 def gaps(role: str, engine: Engines) -> list[queries.GapView]:
     """Open holes in the history, newest first."""
     del role
@@ -71,7 +69,7 @@ def engines_in(role: str, chosen: Filters) -> list[EngineNow]:
     return [engine for engine in engines(role) if wanted is None or engine.view.id in wanted]
 
 
-@st.cache_data(ttl=FINDINGS_TTL_SECONDS, show_spinner=False, max_entries=16, refresh_mode="background")
+@kept(FINDINGS_TTL_SECONDS, background=True)
 def all_findings(role: str, engine: str | None) -> list[Finding]:
     """What the doctor finds on one engine or all, worst first."""
     del role

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 
-import streamlit as st
-
 from controlplane.clock import utc_now
 from controlplane.store import queries
 from controlplane.store.queries_families import Families, families
 from controlplane.store.query_types import Engines
-from dashboard.caching import TTL_SECONDS
+from dashboard.caching import kept
 from dashboard.data.opened import store
 
 
-@st.cache_data(ttl=30, show_spinner=False, max_entries=16, refresh_mode="background")
+@kept(30, background=True)
 def prefix_families(role: str, engine: Engines, namespace: str | None) -> tuple[Families, dt.datetime]:
     """The largest prefixes with all above them, the rest as sums, and when they were read."""
     del role
@@ -23,7 +21,7 @@ def prefix_families(role: str, engine: Engines, namespace: str | None) -> tuple[
         return families(session, engine, namespace), now
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=32)
+@kept(most=32)
 def prefixes(
     role: str,
     engine: Engines,
@@ -51,7 +49,7 @@ def prefixes(
         )
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=32)
+@kept(most=32)
 def prefix(role: str, engine: str, prefix_id: str) -> queries.PrefixDetail:
     """One prefix's life. Raises NotFound."""
     del role
@@ -59,7 +57,7 @@ def prefix(role: str, engine: str, prefix_id: str) -> queries.PrefixDetail:
         return queries.get_prefix(session, engine, prefix_id)
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
+@kept()
 def damaged(role: str, engine: Engines) -> list[queries.DamagedView]:
     """Prefixes in quarantine, newest first."""
     del role

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import streamlit as st
-
 from controlplane.api.client import Unreachable
 from controlplane.clock import utc_now
 from controlplane.errors import ControlPlaneError, Forbidden, Unauthorised
 from dashboard import control
+from dashboard.caching import kept
 from dashboard.readings import ControlPlaneHealth
 
 
-@st.cache_data(ttl=2, show_spinner=False, max_entries=1)
+@kept(2, most=1)
 def control_plane() -> ControlPlaneHealth:
     """Whether the control plane answers, and whether its database does."""
     now = utc_now()
@@ -24,7 +23,7 @@ def control_plane() -> ControlPlaneHealth:
     return ControlPlaneHealth(state="up", detail="It answers, and so does its database.", checked_at=now)
 
 
-@st.cache_data(ttl=30, show_spinner=False, max_entries=64)
+@kept(30, most=64)
 def token_still_holds(token: str, role: str) -> bool:
     """Whether the control plane still knows this token with this role. Nobody to ask: as before.
 

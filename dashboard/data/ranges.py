@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pandas as pd
-import streamlit as st
 
 from controlplane.clock import utc_now
 from controlplane.insight import whymiss
 from controlplane.store import queries, queries_charts
 from controlplane.store.query_types import Engines
 from dashboard import frames
-from dashboard.caching import TTL_SECONDS, RangeCache
+from dashboard.caching import RangeCache, kept
 from dashboard.data.opened import store
 from dashboard.readings import Charts, Validations, slot_minutes
 
@@ -81,7 +80,7 @@ def validations(role: str, engine: Engines, minutes: int) -> Validations:
         )
 
 
-@st.cache_data(ttl=30, show_spinner=False, max_entries=16)
+@kept(30)
 def namespaces(role: str) -> list[str]:
     """Namespaces that had requests in the last day, by name."""
     del role
@@ -89,7 +88,7 @@ def namespaces(role: str) -> list[str]:
         return queries_charts.namespaces_asked(session, queries.TimeRange.last(24 * 60, utc_now()))
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
+@kept()
 def audit(role: str, minutes: int) -> list[queries.AuditView]:
     """What people and policies did in a range, newest first."""
     del role

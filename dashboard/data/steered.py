@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
-import streamlit as st
-
 from controlplane.clock import utc_now
 from controlplane.insight import live
 from controlplane.steering import desired
@@ -15,11 +13,11 @@ from controlplane.steering.policies import why
 from controlplane.steering.policies.degrade import DegradeRule
 from controlplane.store import queries
 from controlplane.store.query_types import Engines
-from dashboard.caching import TTL_SECONDS
+from dashboard.caching import kept
 from dashboard.data.opened import store
 
 
-@st.cache_data(ttl=1, show_spinner=False, max_entries=16)
+@kept(1)
 def revisions(role: str, engine: str | None) -> list[queries.DesiredView]:
     """Revisions of desired state that bear on an engine (or any), newest first."""
     del role
@@ -27,7 +25,7 @@ def revisions(role: str, engine: str | None) -> list[queries.DesiredView]:
         return queries.list_desired(session, engine, limit=60)
 
 
-@st.cache_data(ttl=1, show_spinner=False, max_entries=16)
+@kept(1)
 def standing(role: str, engine: str | None, group: str | None) -> tuple[int, dict[str, Any]]:
     """The newest revision and document of exactly this scope; (0, {}) where nothing was ever asked for."""
     del role
@@ -36,7 +34,7 @@ def standing(role: str, engine: str | None, group: str | None) -> tuple[int, dic
         return (row.revision, dict(row.document)) if row else (0, {})
 
 
-@st.cache_data(ttl=1, show_spinner=False, max_entries=16)
+@kept(1)
 def effective(role: str) -> dict[str, dict[str, Any]]:
     """Engine -> what it should run with now: its own document over its group's over that for every engine."""
     del role
@@ -44,7 +42,7 @@ def effective(role: str) -> dict[str, dict[str, Any]]:
         return {engine: wanted.document for engine, wanted in effective_of_all(session, utc_now()).items()}
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
+@kept()
 def commands(role: str, engine: Engines) -> list[queries.CommandView]:
     """The newest commands."""
     del role
@@ -52,7 +50,7 @@ def commands(role: str, engine: Engines) -> list[queries.CommandView]:
         return queries.list_commands(session, engine, limit=60)
 
 
-@st.cache_data(ttl=0.5, show_spinner=False, max_entries=32)
+@kept(0.5, most=32)
 def command(role: str, command_id: str) -> queries.CommandView:
     """One command, fresh enough to follow. Raises NotFound."""
     del role
@@ -60,7 +58,7 @@ def command(role: str, command_id: str) -> queries.CommandView:
         return queries.get_command(session, command_id)
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
+@kept()
 def policies(role: str) -> tuple[list[queries.PolicyView], list[queries.PolicyRunView]]:
     """The standing policies, and the newest runs of all of them."""
     del role
@@ -68,7 +66,7 @@ def policies(role: str) -> tuple[list[queries.PolicyView], list[queries.PolicyRu
         return queries.list_policies(session), queries.list_policy_runs(session, limit=200)
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
+@kept()
 def policy_why(role: str, name: str, at: dt.datetime, engine: str | None) -> why.Why:
     """What a policy had decided at a moment, and from what. Raises NotFound."""
     del role
@@ -84,7 +82,7 @@ def degrade_threshold(role: str) -> float | None:
     return None
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=64)
+@kept(most=64)
 def whatif(role: str, engine: str, namespace: str, cap_prefixes: int | None, cap_bytes: int | None) -> live.WhatIfView:
     """The newest curve of an engine, and what a proposed cap would bring. Raises NotFound where there is none."""
     del role
@@ -92,7 +90,7 @@ def whatif(role: str, engine: str, namespace: str, cap_prefixes: int | None, cap
         return live.what_if(session, engine, namespace=namespace, cap_prefixes=cap_prefixes, cap_bytes=cap_bytes)
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
+@kept()
 def predictions(role: str, engine: str) -> list[live.PredictionView]:
     """What curves foretold of an engine's caps, and what came of it, newest first."""
     del role

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import streamlit as st
-
 from controlplane.clock import utc_now
 from controlplane.steering.alerts import receivers
 from controlplane.store import queries, queries_alerts
 from controlplane.store.query_types import Engines
-from dashboard.caching import TTL_SECONDS
+from dashboard.caching import kept
 from dashboard.data.opened import store
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
+@kept()
 def alerts(role: str, engine: Engines) -> list[queries.AlertView]:
     """The newest alerts."""
     del role
@@ -20,7 +18,7 @@ def alerts(role: str, engine: Engines) -> list[queries.AlertView]:
         return queries.list_alerts(session, engine_id=engine, limit=200)
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=8)
+@kept(most=8)
 def telling(role: str) -> tuple[list[receivers.ReceiverView], list[queries_alerts.SilenceView]]:
     """Who is told of alerts and how that goes, and the silences that hold."""
     del role
@@ -28,7 +26,7 @@ def telling(role: str) -> tuple[list[receivers.ReceiverView], list[queries_alert
         return receivers.list_receivers(session), queries_alerts.list_silences(session, utc_now())
 
 
-@st.cache_data(ttl=TTL_SECONDS, show_spinner=False, max_entries=16)
+@kept()
 def undelivered(role: str) -> list[queries_alerts.NotificationView]:
     """The newest notifications that failed or still wait, newest first."""
     del role
