@@ -20,6 +20,14 @@ def bytes_text(value: float | None) -> str:
     return f"{size:,.0f} B" if unit == 0 else f"{size:,.1f} {_BYTE_UNITS[unit]}"
 
 
+def byte_unit(largest: float) -> tuple[int, str]:
+    """The binary unit that suits a column whose largest value this is: how many bytes it is, and its name."""
+    power = 0
+    while largest >= 1024 ** (power + 1) and power < len(_BYTE_UNITS) - 1:
+        power += 1
+    return 1024**power, _BYTE_UNITS[power]
+
+
 def count_text(value: float | None) -> str:
     """A whole number with thousands separators."""
     return DASH if value is None or not math.isfinite(value) else f"{value:,.0f}"

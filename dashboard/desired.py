@@ -46,6 +46,8 @@ def knob_text(name: str, value: Any) -> str:
         return moment_text(dt.datetime.fromisoformat(str(value)))
     if name == "namespace_caps":
         return "; ".join(f"{space}: {_cap_text(cap)}" for space, cap in value.items()) or "none"
+    if name in SHARE_KNOBS:
+        return f"{value * 100:g}%"
     return count_text(value) if isinstance(value, int) else str(value)
 
 
@@ -55,7 +57,7 @@ def form_text(name: str, value: Any) -> str:
         return ""
     if name in BYTE_KNOBS:
         return bytes_text(value)
-    return f"{value:,}" if name in COUNT_KNOBS else f"{value:g}" if name in SHARE_KNOBS else str(value)
+    return f"{value:,}" if name in COUNT_KNOBS else f"{value * 100:g}%" if name in SHARE_KNOBS else str(value)
 
 
 def read_knob(name: str, text: str, kept: Any) -> Any:

@@ -127,6 +127,7 @@ CSS = """
 .st-key-attention [data-testid="stMarkdownContainer"], .st-key-attention [data-testid="stCaptionContainer"] {
   margin-bottom: 0;}
 .st-key-attention p {margin-bottom: 0; line-height: 1.35;}
+.st-key-kv_w_range button {min-height: 2.5rem;}
 .kv-line {font-size: .86rem; opacity: .86; line-height: 1.5;}
 .kv-line b {font-weight: 600;}
 .kv-chip {display: inline-block; padding: .05rem .5rem; margin: 0 .35rem .2rem 0; border-radius: .6rem;
@@ -136,10 +137,17 @@ CSS = """
 @media (max-width: 640px) {
   [data-testid="stMainBlockContainer"] {padding: 3.6rem .8rem 2rem .8rem;}
   .st-key-kv_numbers {column-gap: 1.2rem;}
-  .st-key-kv_filters [data-testid="stHorizontalBlock"] {row-gap: .3rem;}
+  /* Two boxes beside each other: one under the other, they fill the first screen of a phone. */
+  .st-key-kv_filters > div > [data-testid="stHorizontalBlock"],
+  .st-key-kv_list_filters > div > [data-testid="stHorizontalBlock"] {flex-direction: row; flex-wrap: wrap; gap: .4rem;}
+  .st-key-kv_filters [data-testid="stColumn"], .st-key-kv_list_filters [data-testid="stColumn"] {
+    min-width: 8.5rem; flex: 1 1 45%;}
+  .st-key-kv_filters [data-testid="stColumn"]:nth-child(n+3) {flex-basis: 100%;}
   .kv-chip {white-space: normal;}
+  [data-testid="InputInstructions"] {display: none;} /* it would lie over what is typed */
 }
 .kv-empty {border: 1px dashed rgba(128,132,140,.6); border-radius: .6rem; padding: 1rem 1.2rem; font-size: .92rem;}
+.kv-empty code {font-size: .88em;}
 .kv-empty b {display: block; margin-bottom: .2rem;}
 </style>
 """

@@ -10,6 +10,7 @@ import math
 
 from controlplane.wording import (
     DASH,
+    byte_unit,
     bytes_text,
     count_text,
     moment_text,
@@ -24,6 +25,7 @@ from controlplane.wording import (
 __all__ = [
     "DASH",
     "age_text",
+    "byte_unit",
     "bytes_text",
     "clock_text",
     "count_text",

@@ -37,8 +37,8 @@ def pick_row(table: Locator, position: int) -> None:
     """Ticks a row of a table, counted from the top, and makes sure that it is ticked.
 
     The table is drawn on a canvas, so a row is met where it stands; its rows are elements for screen readers, which
-    tell whether it is there and ticked. (The keys for it, Shift+Space, go nowhere once a table got other rows:
-    Streamlit 1.67.) A click while the table is drawn again is lost, and then made again.
+    tell whether it is there and ticked. A click while the table is drawn again is lost, and then made again. (That
+    Shift+Space does it too, after rows have moved as well, is a test of its own in test_dashboard_pages.)
     """
     row = table.locator(f"tr[aria-rowindex='{position + 2}']")  # from 1, after the header
     table.scroll_into_view_if_needed()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from controlplane.insight.doctor_facts import DeckFacts, EngineFacts
 from controlplane.insight.doctor_rule import GIB, Found, Rule, Severity
+from controlplane.wording import seconds_text
 
 LEAST_PROMPT_TOKENS = 20_000
 LOST_SHARE = 0.05
@@ -25,7 +26,7 @@ def _silent(engine: EngineFacts) -> Iterator[Found]:
     if engine.now.health in ("stale", "unreachable"):
         yield Found(
             engine_id=engine.id,
-            summary=f"no word for {engine.now.last_seen_seconds:,.0f} s",
+            summary=f"no word for {seconds_text(engine.now.last_seen_seconds)}",
             evidence={"health": engine.now.health, "last_seen_seconds": round(engine.now.last_seen_seconds, 1)},
             since=engine.now.last_seen_at,
             severity=Severity.SEVERE if engine.now.health == "unreachable" else Severity.WARNING,

@@ -13,6 +13,27 @@ from dashboard.wording import bytes_text
 MARK_COLUMNS = ("at", "kind", "text")
 MOST_MARKED_POINTS = 200
 MAX_MARKS = 40  # more become one mark a time slot: a wall of lines hides the curve
+# At the top of the whole picture: bound to the plot's edge, it lies over the curves when the window gets wider and it
+# needs fewer lines; and bound to the plot's left, six entries stand under each other on a phone.
+LEGEND: dict[str, object] = {
+    "orientation": "h",
+    "yref": "container",
+    "yanchor": "top",
+    "y": 1.0,
+    "xref": "container",
+    "xanchor": "left",
+    "x": 0,
+    "title": {"text": ""},
+}
+# Times without the date below: no range is longer than a day, and the frame of the page says of which.
+TIME_TICKS: dict[str, object] = {
+    "type": "date",
+    "tickangle": 0,
+    "tickformatstops": [
+        {"dtickrange": [None, 59_999], "value": "%H:%M:%S"},
+        {"dtickrange": [60_000, None], "value": "%H:%M"},
+    ],
+}
 
 
 def time_figure(*, y_title: str, height: int = 300, percent: bool = False) -> go.Figure:
@@ -31,17 +52,10 @@ def time_figure(*, y_title: str, height: int = 300, percent: bool = False) -> go
             "height": height,
             "margin": {"l": 8, "r": 8, "t": 34, "b": 8},
             "hovermode": "x unified",
-            "legend": {
-                "orientation": "h",
-                "yanchor": "bottom",
-                "y": 1.0,
-                "xanchor": "left",
-                "x": 0,
-                "title": {"text": ""},
-            },
+            "legend": LEGEND,
             # A chart that is redrawn every few seconds must keep the zoom of the person who is reading it.
             "uirevision": "keep",
-            "xaxis": {"type": "date", "gridcolor": GRID, "title": {"text": ""}, "nticks": 6, "tickangle": 0},
+            "xaxis": {"gridcolor": GRID, "title": {"text": ""}, "nticks": 6, **TIME_TICKS},
             "yaxis": y_axis | ({"tickformat": ".0%"} if percent else {}),
         }
     )

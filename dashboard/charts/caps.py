@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from controlplane.insight.live import CurvePoint, PredictionView, WhatIfView
+from dashboard.charts.base import LEGEND
 from dashboard.theme import BLUE, GREEN, GREY, GRID, ORANGE, RULE, VERMILLION
 from dashboard.wording import bytes_text
 
@@ -39,7 +40,7 @@ def hit_curve(found: WhatIfView, axis: str) -> go.Figure:
         height=340,
         margin={"l": 8, "r": 8, "t": 34, "b": 8},
         hovermode="closest",
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
+        legend=LEGEND,
         uirevision="keep",
     )
     ticks = _ticks([place for place, _ in placed], axis)
@@ -133,7 +134,7 @@ def foretold_and_measured(rows: Sequence[PredictionView]) -> go.Figure:
     figure.update_layout(
         height=110 + 34 * len(done),
         margin={"l": 8, "r": 8, "t": 34, "b": 8},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
+        legend=LEGEND,
         uirevision="keep",
     )
     figure.update_xaxes(tickformat=".0%", gridcolor=GRID, rangemode="tozero", title_text="usable hit rate")

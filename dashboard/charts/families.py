@@ -131,9 +131,10 @@ def family_tree(found: Families, color_by: str = BY_SERVED) -> go.Figure:
         marker |= {
             "colors": [math.log10(1 + cell.all_served) for cell in flat],
             "colorscale": SCALE,
+            "cmin": 0.0,
+            "cmax": math.log10(1 + root.all_served) or 1.0,
             # Below and thin: beside the tree it would take a third of a phone's width.
             "colorbar": {
-                "title": {"text": "tokens served", "side": "right"},
                 "orientation": "h",
                 "thickness": 8,
                 "thicknessmode": "pixels",

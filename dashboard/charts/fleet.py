@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import plotly.graph_objects as go
 
+from dashboard.charts.base import LEGEND
 from dashboard.readings import EngineNow
 from dashboard.theme import ENGINE_HEALTH, MODES, RULE, SYNC, Look, nth_look
 from dashboard.wording import count_text, percent_text
@@ -55,7 +56,7 @@ def fleet_map(engines: Sequence[EngineNow], by: str = BY_HEALTH) -> go.Figure:
     figure.update_layout(
         height=70 + 34 * rows,
         margin={"l": 8, "r": 8, "t": 30, "b": 8},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
+        legend=LEGEND,
         uirevision="keep",
     )
     figure.update_xaxes(visible=False, range=[-0.7, CELLS_A_ROW - 0.3], fixedrange=True)

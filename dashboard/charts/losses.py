@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from controlplane.insight.whymiss import WhyMiss
-from dashboard.charts.base import add_marks, by_minute, time_figure
+from dashboard.charts.base import LEGEND, add_marks, by_minute, time_figure
 from dashboard.charts.hits import PATTERNS, faint
 from dashboard.theme import BLUE, GREEN, GREY, ORANGE, RULE, Look, nth_look
 from engine.schedule.losses import LOSS_OF_GAP, Loss
@@ -66,7 +66,7 @@ def causes_of_the_gap(why: WhyMiss) -> go.Figure:
         margin={"l": 8, "r": 8, "t": 34, "b": 8},
         bargap=0.35,
         barmode="overlay",
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "traceorder": "normal"},
+        legend={**LEGEND, "traceorder": "normal"},
     )
     largest = max((row.share for row in rows), default=1.0)
     figure.update_xaxes(title_text="share of prompt tokens", tickformat=".0%", range=[0, largest * 1.18])

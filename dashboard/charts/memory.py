@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.charts.base import add_line, add_marks, byte_axis, time_figure
+from dashboard.charts.base import LEGEND, add_line, add_marks, byte_axis, time_figure
 from dashboard.theme import (
     BLUE,
     GREEN,
@@ -85,7 +85,7 @@ def tier_fill(tiers: Mapping[str, Mapping[str, Any]]) -> go.Figure:
         barmode="stack",
         height=80 + 46 * max(1, len(names)),
         margin={"l": 8, "r": 28, "t": 30, "b": 8},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "traceorder": "normal"},
+        legend={**LEGEND, "traceorder": "normal"},
     )
     figure.update_xaxes(tickformat=".0%", range=[0, 1], dtick=0.25, gridcolor=GRID)
     return figure
@@ -169,7 +169,7 @@ def validation_verdicts(rollups: pd.DataFrame) -> go.Figure:
         barmode="stack",
         height=90 + 36 * max(1, len(names)),
         margin={"l": 8, "r": 28, "t": 30, "b": 8},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "traceorder": "normal"},
+        legend={**LEGEND, "traceorder": "normal"},
     )
     figure.update_xaxes(tickformat=".0%", range=[0, 1], dtick=0.25, gridcolor=GRID)
     figure.update_yaxes(automargin=True)

@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from dashboard.charts.base import byte_axis
+from dashboard.charts.base import LEGEND, byte_axis
 from dashboard.theme import GREY, GRID, RULE, STATES, TIERS, Look, tier_look
 from dashboard.wording import bytes_text, moment_text
 
@@ -75,7 +75,7 @@ def version_timeline(versions: pd.DataFrame, now: dt.datetime) -> go.Figure:
         height=340,
         barmode="overlay",
         margin={"l": 8, "r": 8, "t": 40, "b": 8},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
+        legend=LEGEND,
         uirevision="keep",
     )
     figure.update_xaxes(type="date", gridcolor=GRID)

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from controlplane.store.queries import bucket_quantile
-from dashboard.charts.base import add_line, add_marks, add_threshold, by_minute, time_figure
+from dashboard.charts.base import LEGEND, TIME_TICKS, add_line, add_marks, add_threshold, by_minute, time_figure
 from dashboard.charts.histograms import merge
 from dashboard.theme import GRID, TIERS, VERMILLION, Look, tier_look
 from dashboard.wording import seconds_text
@@ -66,7 +66,7 @@ def latency_quantiles(io: pd.DataFrame) -> pd.DataFrame:
 
 def tier_io_latency(io: pd.DataFrame, marks: pd.DataFrame, step_minutes: int = 1) -> go.Figure:
     """p50 (solid) and p99 (dotted) of each tier's reads and writes on a log scale, reads left and writes right."""
-    figure = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.03)
+    figure = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.06)
     table = latency_quantiles(io)
     for column, direction in ((1, "read"), (2, "write")):
         for tier in [name for name in TIERS if name in set(table["tier"])]:
@@ -93,10 +93,10 @@ def tier_io_latency(io: pd.DataFrame, marks: pd.DataFrame, step_minutes: int = 1
         height=300,
         margin={"l": 8, "r": 8, "t": 34, "b": 8},
         hovermode="x unified",
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
+        legend=LEGEND,
         uirevision="keep",
     )
-    figure.update_xaxes(type="date", gridcolor=GRID, nticks=4, tickangle=0)
+    figure.update_xaxes(gridcolor=GRID, nticks=4, **TIME_TICKS)
     figure.update_xaxes(title_text="reads", row=1, col=1)
     figure.update_xaxes(title_text="writes", row=1, col=2)
     ticks = [seconds_text(tick / 1000) for tick in _DECADES]

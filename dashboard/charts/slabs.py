@@ -7,6 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from dashboard.charts.base import LEGEND
 from dashboard.theme import GRID, RULE, Look, nth_look
 from dashboard.wording import bytes_text, percent_text
 
@@ -67,7 +68,7 @@ def slab_map(classes: Mapping[str, Mapping[str, Any]]) -> go.Figure:
         barmode="stack",
         height=90 + 40 * max(1, len(names)),
         margin={"l": 8, "r": 28, "t": 30, "b": 8},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0, "traceorder": "normal"},
+        legend={**LEGEND, "traceorder": "normal"},
     )
     largest = max((a + b for a, b in zip(used, free, strict=True)), default=0.0)
     step = 1.0

@@ -40,9 +40,14 @@ def draw(runs: Sequence[PolicyRunView], kinds: Mapping[str, str], engine: str | 
         st.caption("Pick a decision to see all it knew, proposed, did and changed.")
 
 
-def seen(run: PolicyRunView) -> dict[str, Any]:
-    """What the decision was made from; the parameters as they were then stand in `kvdeck policy why`."""
-    return {key: value for key, value in run.inputs.items() if key != "parameters"}
+def reason_text(run: PolicyRunView) -> str:
+    """Why it decided so, in one line: its own sentence, or what it saw where it left none."""
+    return run.error or str(run.inputs.get("why") or "") or values_text(_seen(run))
+
+
+def _seen(run: PolicyRunView) -> dict[str, Any]:
+    """What the decision was made from, without what it was set to then."""
+    return {key: value for key, value in run.inputs.items() if key not in ("parameters", "why")}
 
 
 def _one_run(run: PolicyRunView, kind: str) -> None:
@@ -50,8 +55,10 @@ def _one_run(run: PolicyRunView, kind: str) -> None:
         st.markdown(f"**{run.policy}** decided {run.decision.replace('_', ' ')} at {moment_text(run.at)} UTC")
         knew, came = st.columns(2)
         with knew:
+            if why := run.inputs.get("why"):
+                st.markdown(f"Because: {why}")
             st.caption("What it knew")
-            _facts({label_of(name): value_text(name, value) for name, value in seen(run).items()})
+            _facts({label_of(name): value_text(name, value) for name, value in _seen(run).items()})
             if parameters := run.inputs.get("parameters"):
                 st.caption("What it was set to then")
                 knobs = knobs_of(KINDS[kind]) if kind in KINDS else {}
@@ -83,7 +90,8 @@ def _run_rows(runs: Sequence[PolicyRunView]) -> pd.DataFrame:
                 "Engine": run.engine_id or "all",
                 "Decision": run.decision.replace("_", " ") + (" (dry run)" if run.dry_run else ""),
                 "Trigger": run.trigger,
-                "Inputs": values_text(seen(run)),
+                "Why": reason_text(run),
+                "Inputs": values_text(_seen(run)),
                 "Proposed": proposals_text(run.proposed),
                 "Did": run.error or deeds_text(run.did),
                 "Changed": changes_text(run.changed),

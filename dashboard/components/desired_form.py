@@ -117,8 +117,8 @@ def _chosen(
         LABELS[name],
         options,
         index=options.index(document.get(name) or UNSET),
-        format_func=lambda word: f"{word}: {help_of[word]}" if help_of and word in help_of else word,
         key=f"{key}_{name}",
+        help="\n".join(f"- **{word}**: {meaning}" for word, meaning in help_of.items()) if help_of else None,
     )
     return None if chosen == UNSET else str(chosen)
 

@@ -71,7 +71,7 @@ def _one_engine(engine: EngineNow, wanted: Mapping[str, Any]) -> None:
         st.caption(
             f"{'✔' if view.sync == 'in_sync' else '✖'} revision {view.observed_revision} of {view.desired_revision}"
         )
-    st.dataframe(_knobs(wanted, view.observed), hide_index=True, key=f"knobs_{view.id}")
+    st.dataframe(_knobs(wanted, view.observed), hide_index=True, key=f"knobs_{view.id}", height="content")
 
 
 def _knobs(wanted: Mapping[str, Any], observed: Mapping[str, Any]) -> pd.DataFrame:
@@ -80,10 +80,10 @@ def _knobs(wanted: Mapping[str, Any], observed: Mapping[str, Any]) -> pd.DataFra
         desired, runs = wanted.get(name), observed.get(name)
         if name == "mode_expires_at":  # no engine reports it: the control plane ends the hold
             if desired is not None:
-                rows.append({"Knob": label, "Desired": knob_text(name, desired), "Runs": "", "Agree": ""})
+                rows.append({"Agree": "", "Knob": label, "Desired": knob_text(name, desired), "Runs": ""})
             continue
         agree = "✔" if desired is None or desired == runs else "≠"
-        rows.append({"Knob": label, "Desired": knob_text(name, desired), "Runs": knob_text(name, runs), "Agree": agree})
+        rows.append({"Agree": agree, "Knob": label, "Desired": knob_text(name, desired), "Runs": knob_text(name, runs)})
     return pd.DataFrame(rows)
 
 

@@ -25,8 +25,7 @@ COLUMNS: dict[str, Any] = {
     "Host": st.column_config.ProgressColumn("Host", format="percent", min_value=0.0, max_value=1.0),
     "Disk": st.column_config.ProgressColumn("Disk", format="percent", min_value=0.0, max_value=1.0),
     "Labels": st.column_config.ListColumn("Labels"),
-    **tables.number_columns("Requests", "Leases", "Gaps", "Prefixes"),
-    **tables.size_columns("Wrong bytes"),
+    **tables.number_columns("Requests", "Leases", "Gaps", "Prefixes", "Wrong bytes"),
 }
 TIERS = (("gpu", "GPU"), ("host", "Host"), ("disk", "Disk"))
 
@@ -46,8 +45,8 @@ def _row(engine: EngineNow, now: dt.datetime) -> dict[str, Any]:
         "Last word": age_text(view.last_seen_at, now),
         "Sync": f"{sync.symbol} {sync.label} ({view.observed_revision} of {view.desired_revision})",
         "Mode": str(view.observed.get("mode") or "–"),
-        "Hit rate": engine.hit_ratio,
-        **{label: tier_share(engine, tier) for tier, label in TIERS},
+        "Hit rate": tenths_of_percent(engine.hit_ratio),
+        **{label: tenths_of_percent(tier_share(engine, tier)) for tier, label in TIERS},
         "Prefixes": sum((stats.get("prefixes") or {}).values()),
         "Requests": stats.get("requests"),
         "Leases": stats.get("leases"),
@@ -57,6 +56,11 @@ def _row(engine: EngineNow, now: dt.datetime) -> dict[str, Any]:
         "Model": view.model,
         "Labels": [f"{name}={value}" for name, value in sorted(view.labels.items())],
     }
+
+
+def tenths_of_percent(ratio: float | None) -> float | None:
+    """As the numbers at the top of a page say it: a column of percent shows all digits it is given."""
+    return None if ratio is None else round(ratio, 3)
 
 
 def tier_share(engine: EngineNow, tier: str) -> float | None:

@@ -11,7 +11,7 @@ import streamlit as st
 from controlplane.clock import utc_now
 from controlplane.errors import ControlPlaneError
 from dashboard import data, session
-from dashboard.components import live, notices, shortcuts
+from dashboard.components import notices, shortcuts
 from dashboard.readings import ControlPlaneHealth, EngineNow
 from dashboard.theme import ENGINE_HEALTH, GREEN, GREY, ORANGE, VERMILLION, Look
 from dashboard.wording import age_text, clock_text, plural
@@ -29,7 +29,8 @@ def draw(person: session.Person) -> None:
     """The filters and the status line."""
     _filters()
     session.sync_filters()
-    live.live(_status)
+    # Not guarded as other parts are: it is what says that the store cannot be read.
+    st.fragment(_status, run_every=session.refresh_seconds())()
     notice = session.take_notice()
     if notice:
         st.toast(notice)

@@ -44,7 +44,7 @@ def _now(detail: PrefixDetail) -> None:
     now, row = utc_now(), detail.now
     columns = st.columns([1.9, 1, 1, 1.2, 1.2, 1])
     columns[0].metric("State", state_text(row.state))
-    columns[1].metric("Version", f"{row.version:,}", help=f"of life {row.life}")
+    columns[1].metric("Version", f"{row.version:,}", help=f"Of life {row.life}; a life ends with an eviction.")
     columns[2].metric("Tokens", count_text(row.tokens), help=plural(row.pages, "page"))
     columns[3].metric("Tokens served", count_text(row.tokens_served), help=plural(row.requests_served, "request"))
     columns[4].metric("Changed", age_text(row.changed_at, now))
@@ -69,7 +69,7 @@ def _held_by_whom(row: PrefixView) -> None:
     stats = next((engine.view.stats for engine in engines if engine.view.id == row.engine_id), {})
     labels = " ".join(f"`{name}={value}`" for name, value in sorted(row.labels.items())) or "no labels"
     st.caption(
-        f"Namespace **{row.namespace}** · {labels} · life {row.life} began {moment_text(row.created_at)} UTC · "
+        f"Namespace **{row.namespace}** · {labels} · this life began {moment_text(row.created_at)} UTC · "
         f"its engine has {count_text(stats.get('leases'))} leases on all its prefixes"
     )
 

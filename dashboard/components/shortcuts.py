@@ -8,6 +8,7 @@ from dashboard import session
 from dashboard.components import actions
 
 EVERYWHERE = {"p": "pause the refresh, or resume it", "f": "read everything again now", "h": "this list"}
+TABLES = {"Shift + Space": "tick the row of a table that the arrows are on, or take the tick away"}
 FORMS = {"Ctrl + Enter": "review the change, on Caps and mode", "Esc": "close a dialog"}
 
 
@@ -18,7 +19,7 @@ def button(person: session.Person) -> None:
 
 
 def _listed(person: session.Person) -> None:
-    keys = dict(EVERYWHERE)
+    keys = EVERYWHERE | TABLES
     if person.may_act:
         keys |= {key: f"{kind} the prefix that is open" for kind, key in actions.KEYS.items()} | FORMS
     st.markdown("\n".join(f"- `{key.upper() if len(key) == 1 else key}` {what}" for key, what in keys.items()))

@@ -11,7 +11,7 @@ import streamlit as st
 
 from dashboard import session
 from dashboard.control import settings
-from dashboard.wording import DASH
+from dashboard.wording import DASH, byte_unit
 
 Row = TypeVar("Row")
 
@@ -26,23 +26,25 @@ def pick(
     many: bool = True,
     height: int | None = None,
     columns: dict[str, Any] | None = None,
+    sizes: Sequence[str] = (),
 ) -> list[Row]:
     """Draw a table whose rows can be picked; the rows that are.
 
     A tick is kept as a position, and rows move as data comes in: a tick would then stand for another row. So while
     one is ticked every row stays where it is (its values are new), and what is asked for otherwise (`of`: the order,
-    the filters) begins without ticks.
+    the filters) begins without ticks. `sizes`: columns of bytes, shown in one unit.
     """
     name = f"{key}_{zlib.crc32(repr(of).encode())}" if of else key
     rows = _held(rows, identity, name) if _ticked(session.value_of(name)) else list(rows)
     session.hold_rows(key, name, rows)
+    shown, size_columns = in_one_unit(frame(rows), sizes)
     state: Any = st.dataframe(
-        frame(rows),
+        shown,
         key=name,
         hide_index=True,
         on_select="rerun",
         selection_mode="multi-row" if many else "single-row",
-        column_config={**trace_column(), **(columns or {})},
+        column_config={**trace_column(), **size_columns, **(columns or {})},
         height=height or "auto",
     )
     return [rows[position] for position in _ticked(state) if position < len(rows)]
@@ -69,9 +71,20 @@ def age_columns(*names: str) -> dict[str, Any]:
     return {name: st.column_config.DatetimeColumn(name, format="distance") for name in names}
 
 
-def size_columns(*names: str) -> dict[str, Any]:
-    """Columns of bytes: sorted as numbers, shown with a unit that fits."""
-    return {name: st.column_config.NumberColumn(name, format="bytes") for name in names}
+def in_one_unit(frame: pd.DataFrame, names: Sequence[str]) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Columns of bytes as numbers of the unit that suits the largest of them: compared and sorted at a glance."""
+    if not names or frame.empty:
+        return frame, {}
+    values = frame[list(names)].apply(pd.to_numeric)
+    largest = values.max().max()
+    factor, unit = byte_unit(0.0 if pd.isna(largest) else float(largest))
+    shown = frame.assign(**{name: [_readable(value / factor) for value in values[name]] for name in names})
+    return shown, {name: st.column_config.NumberColumn(f"{name} ({unit})", format="localized") for name in names}
+
+
+def _readable(value: float) -> float:
+    """One decimal; of what is less than one, two digits that count."""
+    return round(value, 1) if abs(value) >= 1 or not value else float(f"{value:.2g}")
 
 
 def trace_cell(trace_id: str | None) -> str:

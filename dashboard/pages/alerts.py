@@ -43,14 +43,12 @@ def _alerts() -> None:
 
 def _one(alert: AlertView, *, may_act: bool) -> None:
     with st.container(border=True):
-        what, numbers, act = st.columns([5, 3, 2.4], vertical_alignment="center")
+        what, numbers, act = st.columns([5, 2.6, 3.6], vertical_alignment="center")
         what.markdown(f"{STATES.get(alert.state, alert.state)} **{alert.rule.replace('_', ' ')}** on {alert.engine_id}")
         what.caption(f"{alert.severity}: {alert.summary}")
         if alert.silence_id is not None:
             what.caption(f"silence {alert.silence_id} keeps it quiet")
-        numbers.caption(
-            f"value {alert.value:,.3g}, threshold {alert.threshold:,.3g}, since {age_text(alert.since, utc_now())}"
-        )
+        numbers.caption(f"began {age_text(alert.since, utc_now())}")
         if alert.acknowledged_by:
             numbers.caption(f"acknowledged by {alert.acknowledged_by}: {alert.acknowledged_reason or ''}".rstrip(": "))
         with act, st.container(horizontal=True, horizontal_alignment="right"):

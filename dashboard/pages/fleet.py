@@ -96,7 +96,9 @@ def _groups(engines: Sequence[EngineNow]) -> pd.DataFrame:
                 "Engines": len(mine),
                 "Live": sum(engine.health in ("live", "idle") for engine in mine),
                 "In sync": sum(engine.view.sync == "in_sync" for engine in mine),
-                "Hit rate": sum(engine.usable_tokens_lately for engine in mine) / asked if asked else None,
+                "Hit rate": fleet_table.tenths_of_percent(
+                    sum(engine.usable_tokens_lately for engine in mine) / asked if asked else None
+                ),
             }
         )
     return pd.DataFrame(rows)

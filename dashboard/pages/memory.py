@@ -13,7 +13,7 @@ from dashboard.charts import memory, slabs
 from dashboard.charts.base import window
 from dashboard.components import actions, fleet_table, follow, notices, tables
 from dashboard.components.charting import chart
-from dashboard.components.live import live
+from dashboard.components.live import guarded, live
 from dashboard.readings import EngineNow
 from dashboard.wording import bytes_text, count_text, percent_text, seconds_text
 
@@ -26,7 +26,6 @@ COLUMNS = {
         "Cannot be served", help="Page classes with no free slot and no room for a slab: a new page evicts another."
     ),
     **tables.number_columns("Stuck calls", "Quarantined"),
-    **tables.size_columns("Pinned", "Pin budget"),
 }
 
 
@@ -35,10 +34,15 @@ def page() -> None:
     st.subheader("Memory")
     follow.tray()
     live(_over_time)
+    guarded(_choice)()
+    live(_one_or_two)
+
+
+def _choice() -> None:
+    """The engine that is looked at, and what can be done with it."""
     engine = session.filters().engine or _picked()
     if engine:
         actions.buttons(actions.Target(engine=engine), ("compact", "scrub"), place="memory")
-    live(_one_or_two)
 
 
 def _picked() -> str | None:
@@ -55,6 +59,7 @@ def _picked() -> str | None:
         key="memory_engines",
         many=False,
         columns=COLUMNS,
+        sizes=("Pinned", "Pin budget"),
     )
     found = picked[0].view.id if picked else None
     session.remember("memory_engine", found)

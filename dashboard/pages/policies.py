@@ -11,7 +11,7 @@ from controlplane.clock import utc_now
 from controlplane.steering.parameters import knobs_of
 from controlplane.steering.policies.kinds import KINDS
 from controlplane.steering.policies.when import When
-from controlplane.steering.words import label_of, parameters_text, values_text, when_text
+from controlplane.steering.words import label_of, parameters_text, when_text
 from controlplane.store.queries import PolicyRunView, PolicyView
 from dashboard import data, session
 from dashboard.components import decisions, notices, policy_actions
@@ -47,7 +47,7 @@ def _one(policy: PolicyView, runs: Sequence[PolicyRunView], *, may_act: bool) ->
     if runs:
         newest = runs[0]
         last.markdown(f"{newest.decision.replace('_', ' ')}, {age_text(newest.at, utc_now())}")
-        last.caption(newest.error or values_text(decisions.seen(newest)))
+        last.caption(decisions.reason_text(newest))
     else:
         last.caption("It has not run yet.")
     if coming := _next(policy, runs):

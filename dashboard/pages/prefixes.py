@@ -29,7 +29,6 @@ ORDERS = {
 LIMITS = (50, 200, 1000)
 COLUMNS = {
     **tables.number_columns("Tokens", "Tokens served", "Requests"),
-    **tables.size_columns("GPU", "Host", "Disk"),
     **tables.age_columns("Changed", "Served"),
     "Labels": st.column_config.ListColumn("Labels"),
 }
@@ -71,14 +70,15 @@ def _families(by: str) -> None:
         missing="No prefixes yet: they appear with the first commit of an engine." if nothing else None,
         of=(person.role, scope, chosen.namespace, read_at),
     )
-    st.caption(f"Read at {clock_text(read_at)}, and again about every half minute.")
+    st.caption(f"Read at {clock_text(read_at)}; read again about every half minute.")
 
 
 def _list() -> None:
     person, chosen = session.person(), session.filters()
     if person is None:
         return
-    search, states, tier, order, limit = st.columns([3, 3, 1.6, 2, 1.2])
+    with st.container(key="kv_list_filters"):
+        search, states, tier, order, limit = st.columns([3, 3, 1.6, 2, 1.2])
     text = search.text_input(
         "Search", placeholder="start of an id, part of a namespace, label=value", key="kv_prefix_search"
     )
@@ -110,6 +110,7 @@ def _list() -> None:
         of=(by, most, text, held_in, *picked_states, chosen.engine, chosen.group, chosen.namespace),
         height=460,
         columns=COLUMNS,
+        sizes=("GPU", "Host", "Disk"),
     )
     _act(picked)
     if not picked:

@@ -92,7 +92,7 @@ def _cause_rows(why: WhyMiss) -> pd.DataFrame:
             {
                 "Cause": losses.cause_text(row.cause),
                 "Between": "lcp and usable" if row.cause in losses.FOUND_NOT_USABLE else "asked for and lcp",
-                "Share": row.share,
+                "Share": round(row.share, 3),
                 "Tokens": row.tokens,
                 "Requests": row.requests,
                 "Means": row.meaning,

@@ -1,6 +1,7 @@
 """The stage the dashboard's browser tests play on: a control plane, a dashboard, and a tab that takes notes.
 
-With SHOOT=1 in the environment the tests leave screenshots in tests/screenshots/ (git-ignored).
+With SHOOT=1 in the environment the tests leave screenshots in tests/screenshots/ (git-ignored): of every page and state
+they come by, at each width, light and dark. That takes some ten minutes more, so only who wants to look asks for it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from controlplane.store.session import Store
 ROOT = Path(__file__).resolve().parents[2]
 SHOTS = ROOT / "tests" / "screenshots"
 SHOOT = bool(os.environ.get("SHOOT"))
+WIDTHS, HEIGHT, SCHEMES = (390, 1280, 1920), 900, ("light", "dark")
 PATIENCE_MS = 30_000
 DRAWN = """() => document.querySelector("[data-testid=stApp][data-test-script-state=notRunning]") !== null
   && document.querySelector("[data-testid=stSkeleton], [data-stale=true]") === null"""
@@ -99,8 +101,8 @@ class Visit:
     """One tab that remembers what must not happen: console errors and requests to other hosts."""
 
     def __init__(self, browser: Browser, deck: Deck, *, scheme: str = "light") -> None:
-        self.deck = deck
-        size = {"width": 1440, "height": 900}
+        self.deck, self.scheme = deck, scheme
+        size = {"width": 1440, "height": HEIGHT}
         self.context = browser.new_context(viewport=size, color_scheme=scheme, reduced_motion="reduce")
         self.page: Page = self.context.new_page()
         self.page.set_default_timeout(PATIENCE_MS)
@@ -169,17 +171,27 @@ class Visit:
         self.settle()
 
     def shoot(self, name: str) -> None:
-        """A screenshot of the whole page, if SHOOT is set. It scrolls inside, so the window grows to its height."""
+        """If SHOOT is set, pictures of the whole page as it stands: at each width, light and dark."""
         self.settle()
         if not SHOOT:
             return
-        width = self.page.viewport_size["width"]
-        height = self.page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
-        self.page.set_viewport_size({"width": width, "height": min(max(900, int(height) + 20), 3200)})
-        self.page.wait_for_timeout(1200)
+        before = self.page.viewport_size
         SHOTS.mkdir(parents=True, exist_ok=True)
+        for scheme in SCHEMES:
+            self.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+            for width in WIDTHS:
+                self._shoot(f"{name}_{width}_{scheme}", width)
+        self.page.emulate_media(color_scheme=self.scheme, reduced_motion="reduce")
+        self.page.set_viewport_size(before)
+
+    def _shoot(self, name: str, width: int) -> None:
+        """The page scrolls inside, so the window grows to its height."""
+        self.page.set_viewport_size({"width": width, "height": HEIGHT})
+        self.page.wait_for_timeout(500)  # what is drawn depends on the width, and so does how high it is
+        height = self.page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
+        self.page.set_viewport_size({"width": width, "height": min(max(HEIGHT, int(height) + 20), 4200)})
+        self.page.wait_for_timeout(900)
         self.page.screenshot(path=str(SHOTS / f"{name}.png"))
-        self.page.set_viewport_size({"width": width, "height": 900})
 
     def leave(self) -> None:
         self.context.close()

@@ -158,6 +158,7 @@ def test_knobs_read_with_units_and_unset_is_the_engines_default():
     assert knob_text("cap_gpu_bytes", 16 << 30) == "16.0 GiB"
     assert knob_text("cap_prefixes", 4000) == "4,000"
     assert knob_text("cap_disk_bytes", None) == "engine's default"
+    assert knob_text("pin_budget_ratio", 0.3) == form_text("pin_budget_ratio", 0.3) == "30%"
     assert knob_text("mode_expires_at", "2026-01-02T04:00:00+00:00") == "2026-01-02 04:00:00"
 
 

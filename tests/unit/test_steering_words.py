@@ -5,6 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from controlplane.steering import words
+from controlplane.steering.alerts.defaults import DEFAULT_RULES
 from controlplane.steering.parameters import knobs_of
 from controlplane.steering.policies.kinds import KINDS
 
@@ -104,3 +105,17 @@ def test_when_a_policy_runs_is_said_exactly():
     assert words.when_text(90_000, None, "UTC") == "every 1 d 1 h"
     assert words.when_text(None, "30 6 * * mon-fri", "Europe/Berlin") == "30 6 * * mon-fri (Europe/Berlin)"
     assert words.when_text(None, None, "UTC") == "on events"
+
+
+@pytest.mark.parametrize(
+    ("rule", "value", "text"),
+    [
+        ("recovery_failure_rate", 0.2412, "Recoveries fail: 24.1% of the recoveries failed or were late (limit 20%)"),
+        ("engine_silent", 7330.0, "Engine is silent: 2.0 h since its last word (limit 15 s)"),
+        ("history_gaps_open", 12_345, "History has gaps: 12,345 gaps that no snapshot has closed (limit 0)"),
+        ("hit_rate_drop", 0.18, "The hit rate fell: 18% of all tokens below its own past (limit 15%)"),
+        ("fragmentation_high", 0.625, "Memory is fragmented: 62.5% of the bytes of used slabs are free (limit 50%)"),
+    ],
+)
+def test_an_alert_says_how_much_in_its_unit_and_above_what_it_is_one(rule, value, text):
+    assert next(one for one in DEFAULT_RULES if one.name == rule).summary(value) == text

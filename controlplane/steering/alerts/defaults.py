@@ -92,7 +92,7 @@ DEFAULT_RULES = (
     AlertRule(
         name="hit_rate_drop",
         title="The hit rate fell",
-        unit="below its own past (1 is all tokens)",
+        unit="of all tokens below its own past",
         kind="hit_rate_drop",
         expression=HitRateDrop(),
         limits=_limits(0.15, 0.05, 120),

@@ -125,7 +125,7 @@ def _move(
         alert.fired_at = now
     if changed and after == RESOLVED:
         alert.resolved_at = now
-        alert.summary = f"{rule.title}: over, {value:.3g} {rule.unit}"
+        alert.summary = f"{rule.title}: over, {rule.said(value)}"
     _tell(session, alert, standing, quiet, now)
     return [_change(alert)] if changed and after in (FIRING, RESOLVED) else []
 

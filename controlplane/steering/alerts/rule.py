@@ -9,15 +9,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from controlplane.errors import BadRequest
-from controlplane.steering.alerts.expressions import HAVE_NAMESPACES, KINDS, Expression
+from controlplane.steering.alerts.expressions import HAVE_NAMESPACES, KINDS, Expression, HitRateDrop, Ratio
 from controlplane.steering.alerts.state import Limits
 from controlplane.steering.parameters import build, knobs_of, problems_of
 from controlplane.steering.policies.scope import EVERYWHERE, Scope, read_scope
 from controlplane.store.models import AlertRuleRow
+from controlplane.wording import count_text, seconds_text
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 SEVERITIES = ("info", "warning", "critical")
 LONGEST_FOR_SECONDS = 86_400
+WHOLE_FROM = 1000  # from here on, three digits would hide some, or be written with an exponent
 RUNBOOK = "docs/howto/runbook.md#{name}"
 
 
@@ -42,8 +44,24 @@ class AlertRule:
         return self.runbook or RUNBOOK.format(name=self.name)
 
     def summary(self, value: float) -> str:
-        """One line for people."""
-        return f"{self.title}: {value:.3g} {self.unit}"
+        """One line for people: how much it is, and above what it is an alert."""
+        return f"{self.title}: {self.said(value)} (limit {self._amount(self.limits.above)})"
+
+    def said(self, value: float) -> str:
+        """A value with what it counts. Of a unit that begins with s, the duration says it."""
+        unit = self.unit.removeprefix("s ") if self._is_duration else self.unit
+        return f"{self._amount(value)} {unit}".rstrip()
+
+    @property
+    def _is_duration(self) -> bool:
+        return self.unit == "s" or self.unit.startswith("s ")
+
+    def _amount(self, value: float) -> str:
+        if self._is_duration:
+            return seconds_text(value)
+        if isinstance(self.expression, Ratio | HitRateDrop) or self.unit.startswith("of the "):
+            return f"{value * 100:.3g}%"
+        return count_text(value) if abs(value) >= WHOLE_FROM else f"{value:.3g}"
 
     def columns(self) -> dict[str, Any]:
         """The rule as its row keeps it."""
