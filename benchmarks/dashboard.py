@@ -1,13 +1,16 @@
-"""The dashboard: first useful paint, refresh, and memory a session, in a real browser over a large store.
+"""The dashboard: first useful paint, refresh, and what a session costs, over a large store, with many who look.
 
-    python -m benchmarks.dashboard [--engines 100] [--versions 5000000] [--minutes 240] [--sessions 1,5]
+    python -m benchmarks.dashboard [--engines 100] [--versions 5000000] [--minutes 240] [--sessions 1,5,20]
 
-One dashboard process and one control plane on a SQLite store of their own; every session is a tab of a headless
-Chromium of its own, signed in by a one-time link. First useful paint: from the navigation, in a browser that has none
-of our files, to the list of what needs attention; then to the numbers and the first chart, and the same once it has the
-files. Refresh: a full run of the Overview, from the click to the end of the run, in one tab while the others refresh by
-themselves. The reads are measured without the dashboard's caches. Browsers need more than the server: 20 of them want a
-machine of more than two cores.
+One dashboard process and one control plane on a SQLite store of their own. Of the sessions that look at once, one is a
+tab of a headless Chromium, which is measured; the others are light sessions (`benchmarks.dashboard_session`): to the
+server what a tab is, with nothing drawn, for 20 browsers on two cores would measure each other. All are signed in by
+one-time links and look at the Overview, whose parts refresh by themselves every 5 s.
+
+First useful paint: from the navigation, in a browser that has none of our files, to the list of what needs attention;
+then to the numbers and the first chart, and the same once it has the files. Refresh by a click: a full run of the page
+in the tab while everybody else refreshes. A part's refresh: from its request to the server's word that it ran. The
+reads are measured without the dashboard's caches.
 """
 
 from __future__ import annotations
@@ -16,44 +19,52 @@ import argparse
 import datetime as dt
 import os
 import shutil
-import socket
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, WebSocket, sync_playwright
+from streamlit.proto.BackMsg_pb2 import BackMsg
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 
+from benchmarks.dashboard_serving import Lights, Served, cpu_seconds, rss_bytes, served
 from benchmarks.deck.databases import sqlite_url
 from benchmarks.deck.seed import seed, seed_losses
-from benchmarks.harness import ROOT, machine, print_table, told
+from benchmarks.harness import machine, print_table, told
 from controlplane.auth import Role, issue_token
 from controlplane.store import Store
 from dashboard import control, data
-from dashboard.session import Filters
+from dashboard.data import fleet
 
 PAINT_TARGET_S, REFRESH_TARGET_MS, READ_TARGET_MS = 2.0, 500, 500
 PATIENCE_MS = 180_000
-WHOLE_RUN = ForwardMsg.FINISHED_SUCCESSFULLY
+WHOLE, PART = ForwardMsg.FINISHED_SUCCESSFULLY, ForwardMsg.FINISHED_FRAGMENT_RUN_SUCCESSFULLY
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
 
 
-def reads(engine_minutes: int) -> dict[str, Callable[[], object]]:
-    """What a page reads, by name, each with the arguments of a fleet's page."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paints:
+    """One visit, in seconds since its navigation: what needs attention; all there is; all, with the files at hand."""
+
+    useful_s: float
+    whole_s: float
+    again_s: float
+
+
+def reads(minutes: int) -> dict[str, Callable[[], object]]:
+    """What a page reads, by name, each with the arguments of a fleet's page and without the cache."""
     return {
-        "engines": lambda: data.engines("viewer"),
-        "findings (every 15 s)": lambda: data.findings("viewer", Filters()),
-        "overview": lambda: data.overview("viewer", None, None, engine_minutes),
-        "charts": lambda: data.charts("viewer", None, None, engine_minutes),
-        "why not a hit": lambda: data.why_miss("viewer", None, None, engine_minutes),
-        "validations": lambda: data.validations("viewer", None, engine_minutes),
-        "families (every 30 s)": lambda: data.prefix_families("viewer", None, None),
-        "prefixes by bytes": lambda: data.prefixes("viewer", None, None, (), "", "bytes", 200),
+        "engines": lambda: data.engines.__wrapped__("viewer"),
+        "findings (every 15 s)": lambda: fleet.all_findings.__wrapped__("viewer", None),
+        "overview": lambda: data.overview.__wrapped__("viewer", None, None, minutes),
+        "charts": lambda: data.charts.__wrapped__("viewer", None, None, minutes),
+        "why not a hit": lambda: data.why_miss.__wrapped__("viewer", None, None, minutes),
+        "validations": lambda: data.validations.__wrapped__("viewer", None, minutes),
+        "families (every 30 s)": lambda: data.prefix_families.__wrapped__("viewer", None, None),
+        "prefixes by bytes": lambda: data.prefixes.__wrapped__("viewer", None, None, (), "", "bytes", 200),
     }
 
 
@@ -64,7 +75,6 @@ def measure_reads(rounds: int, longest: int) -> list[list[object]]:
         for name, read in reads(minutes).items():
             took = []
             for _ in range(rounds):
-                data.clear()
                 began = time.perf_counter()
                 read()
                 took.append((time.perf_counter() - began) * 1000)
@@ -76,76 +86,99 @@ def _of(values: list[float]) -> str:
     return f"{statistics.median(values):,.0f} / {max(values):,.0f}"
 
 
-@contextmanager
-def served(url: str, folder: Path, environment: dict[str, str]) -> Iterator[tuple[str, int]]:
-    """A control plane and a dashboard as processes -> the dashboard's address and its process id."""
-    ports = {name: _free_port() for name in ("KVDECK_API_PORT", "KVDECK_DASHBOARD_PORT")}
-    own = os.environ | environment | {name: str(port) for name, port in ports.items()} | {"PYTHONPATH": str(ROOT)}
-    address = f"http://127.0.0.1:{ports['KVDECK_DASHBOARD_PORT']}"
-    api = [sys.executable, "-m", "controlplane.cli.main", "serve", "--no-link"]
-    pages = [
-        sys.executable,
-        "-m",
-        "dashboard",
-        "--server.address",
-        "127.0.0.1",
-        "--server.port",
-        address.rsplit(":")[-1],
-    ]
-    with (folder / "served.log").open("wb") as log:
-        running = [
-            subprocess.Popen(command, cwd=ROOT, env=own, stdout=log, stderr=subprocess.STDOUT)
-            for command in (api, pages)
-        ]
-        try:
-            _wait(f"http://127.0.0.1:{ports['KVDECK_API_PORT']}/healthz")
-            _wait(f"{address}/_stcore/health")
-            yield address, running[1].pid
-        finally:
-            for process in running:
-                process.terminate()
-            for process in running:
-                process.wait(timeout=60)
+class Tab:
+    """The tab that is measured, with what its websocket says of runs: all in milliseconds."""
+
+    def __init__(self, browser: Browser, address: str) -> None:
+        self._address = address
+        self.page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
+        self.page.set_default_timeout(PATIENCE_MS)
+        self.ends: list[float] = []
+        self.parts_ms: list[float] = []
+        self._asked: dict[str, float] = {}
+        self.page.on("websocket", self._listen)
+
+    def visit(self, link_token: str) -> Paints:
+        """Open the page by a link, and once more by its address."""
+        began = time.perf_counter()
+        self.page.goto(f"{self._address}/?token={link_token}")
+        self.page.get_by_text("Needs attention").first.wait_for()
+        useful_s = time.perf_counter() - began
+        _wait_for_all(self.page)
+        whole_s = time.perf_counter() - began
+        began = time.perf_counter()
+        self.page.goto(self._address)
+        _wait_for_all(self.page)
+        return Paints(useful_s=useful_s, whole_s=whole_s, again_s=time.perf_counter() - began)
+
+    def refresh_ms(self, button: str) -> float:
+        """From a click to the end of the whole run it makes; parts that refresh alone do not count."""
+        before, began = len(self.ends), time.perf_counter()
+        self.page.get_by_role("button", name=button).first.click()
+        while len(self.ends) == before:
+            self.page.wait_for_timeout(5)
+            if time.perf_counter() - began > PATIENCE_MS / 1000:
+                raise SystemExit(f"no run ended after a click on {button}")
+        return (self.ends[before] - began) * 1000
+
+    def _listen(self, socket: WebSocket) -> None:
+        socket.on("framesent", self._sent)
+        socket.on("framereceived", self._received)
+
+    def _sent(self, frame: str | bytes) -> None:
+        fragment_id = BackMsg.FromString(frame).rerun_script.fragment_id if isinstance(frame, bytes) else ""
+        if fragment_id:
+            self._asked.setdefault(fragment_id, time.perf_counter())
+
+    def _received(self, frame: str | bytes) -> None:
+        message = ForwardMsg.FromString(frame) if isinstance(frame, bytes) else ForwardMsg()
+        if message.WhichOneof("type") != "script_finished" or message.script_finished not in (WHOLE, PART):
+            return
+        now = time.perf_counter()
+        ran = message.metadata.run.fragment_ids
+        if not ran:
+            self.ends.append(now)
+            self._asked.clear()
+        self.parts_ms += [(now - self._asked.pop(one)) * 1000 for one in ran if one in self._asked]
 
 
 def measure_sessions(
-    browser: Browser, address: str, pid: int, links: Iterator[str], count: int, rounds: int
+    browser: Browser, on: Served, links: Iterator[str], count: int, rounds: int, seconds: float
 ) -> list[list[object]]:
     """Rows of the table for so many sessions at once; they are closed again."""
-    before = _rss_bytes(pid)
-    pages: list[Page] = []
-    ends: list[float] = []
-    paints: list[float] = []
-    whole: list[float] = []
-    again: list[float] = []
-    for _ in range(count):
-        page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
-        page.set_default_timeout(PATIENCE_MS)
-        if not pages:
-            _note_ends(page, ends)
-        began = time.perf_counter()
-        page.goto(f"{address}/?token={next(links)}")
-        page.get_by_text("Needs attention").first.wait_for()
-        paints.append(time.perf_counter() - began)
-        _wait_for_all(page)
-        whole.append(time.perf_counter() - began)
-        began = time.perf_counter()
-        page.goto(address)
-        _wait_for_all(page)
-        again.append(time.perf_counter() - began)
-        pages.append(page)
-    pages[0].wait_for_timeout(6_000)  # everybody refreshes once
-    refreshes = [_refresh_ms(pages[0], ends, "Resume" if number % 2 else "Pause") for number in range(rounds)]
-    held = (_rss_bytes(pid) - before) / count
-    for page in pages:
-        page.context.close()
+    before = rss_bytes(on.pages_pid)
+    lights = Lights(on.address, [next(links) for _ in range(count - 1)]) if count > 1 else None
+    tab = Tab(browser, on.address)
+    paints = [tab.visit(next(links))]
+    tab.page.wait_for_timeout(6_000)  # everybody refreshes once
+    held = (rss_bytes(on.pages_pid) - before) / count
+    tab.parts_ms.clear()
+    if lights:
+        lights.forget()
+    used, began = (cpu_seconds(on.pages_pid), cpu_seconds(on.api_pid)), time.perf_counter()
+    tab.page.wait_for_timeout(seconds * 1000)
+    took_s = time.perf_counter() - began
+    pages_cpu, api_cpu = cpu_seconds(on.pages_pid) - used[0], cpu_seconds(on.api_pid) - used[1]
+    parts_ms = list(tab.parts_ms)
+    clicks = [tab.refresh_ms("Resume" if number % 2 else "Pause") for number in range(2 * rounds)]
+    tab.page.context.close()
+    for _ in range(rounds - 1):
+        tab = Tab(browser, on.address)
+        paints.append(tab.visit(next(links)))
+        tab.page.context.close()
+    others = [part * 1000 for timed in (lights.end() if lights else []) for part in timed.parts_s]
+    who = f"{count} sessions (1 browser + {count - 1} light)"
     return [
-        [f"{count} sessions: first useful paint, s", f"< {PAINT_TARGET_S:g}", _seconds(paints)],
-        [f"{count} sessions: numbers and first chart, new browser, s", "-", _seconds(whole)],
-        [f"{count} sessions: numbers and first chart, it has the files, s", "-", _seconds(again)],
-        [f"{count} sessions: refresh, ms", f"< {REFRESH_TARGET_MS}", _of(refreshes)],
-        [f"{count} sessions: memory a session, MiB", "-", f"{held / 2**20:,.1f}"],
-    ]  # fmt: skip
+        [f"{who}: browser, first useful paint, s", f"< {PAINT_TARGET_S:g}", _seconds(p.useful_s for p in paints)],
+        [f"{who}: browser, numbers and first chart, new browser, s", "-", _seconds(p.whole_s for p in paints)],
+        [f"{who}: browser, the same, it has the files, s", "-", _seconds(p.again_s for p in paints)],
+        [f"{who}: browser, refresh by a click, ms", f"< {REFRESH_TARGET_MS}", _of(clicks)],
+        [f"{who}: browser, a part's refresh, ms", f"< {REFRESH_TARGET_MS}", _tail(parts_ms)],
+        [f"{who}: light, a part's refresh, ms", f"< {REFRESH_TARGET_MS}", _tail(others)],
+        [f"{who}: dashboard, memory a session, MiB", "-", f"{held / 2**20:,.1f}"],
+        [f"{who}: dashboard, share of a core", "-", f"{pages_cpu / took_s:.0%}"],
+        [f"{who}: control plane, share of a core", "-", f"{api_cpu / took_s:.0%}"],
+    ]
 
 
 def _wait_for_all(page: Page) -> None:
@@ -154,50 +187,17 @@ def _wait_for_all(page: Page) -> None:
     page.locator(".js-plotly-plot .main-svg").first.wait_for()
 
 
-def _seconds(values: list[float]) -> str:
-    return f"{statistics.median(values):.2f} / {max(values):.2f}"
+def _seconds(values: Iterable[float]) -> str:
+    known = list(values)
+    return f"{statistics.median(known):.2f} / {max(known):.2f}"
 
 
-def _note_ends(page: Page, ends: list[float]) -> None:
-    """Note when each whole run of the script ends, by what the server says; parts that refresh alone do not count."""
-
-    def received(frame: str | bytes) -> None:
-        message = ForwardMsg.FromString(frame) if isinstance(frame, bytes) else ForwardMsg()
-        if message.WhichOneof("type") == "script_finished" and message.script_finished == WHOLE_RUN:
-            ends.append(time.perf_counter())
-
-    page.on("websocket", lambda socket: socket.on("framereceived", received))
-
-
-def _refresh_ms(page: Page, ends: list[float], button: str) -> float:
-    before, began = len(ends), time.perf_counter()
-    page.get_by_role("button", name=button).first.click()
-    while len(ends) == before:
-        page.wait_for_timeout(5)
-        if time.perf_counter() - began > PATIENCE_MS / 1000:
-            raise SystemExit(f"no run ended after a click on {button}")
-    return (ends[before] - began) * 1000
-
-
-def _rss_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _wait(url: str, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            if httpx.get(url, timeout=2, trust_env=False).status_code == 200:
-                return
-        except httpx.HTTPError:
-            time.sleep(0.2)
-    raise SystemExit(f"{url} did not answer within {seconds:.0f} s")
+def _tail(values_ms: Sequence[float]) -> str:
+    """The median and the 95th of a hundred; a dash where there is none."""
+    if not values_ms:
+        return "-"
+    late = sorted(values_ms)[min(len(values_ms) - 1, int(len(values_ms) * 0.95))]
+    return f"{statistics.median(values_ms):,.0f} / p95 {late:,.0f} of {len(values_ms):,}"
 
 
 def _links(store: Store, count: int) -> Iterator[str]:
@@ -212,9 +212,10 @@ def main() -> None:
     parser.add_argument("--versions", type=int, default=5_000_000, help="rows of history; a prefix has 25")
     parser.add_argument("--minutes", type=int, default=240, help="of rollups; a day (1440) of 100 engines is 8M rows")
     parser.add_argument(
-        "--sessions", default="1,5", help="how many at once, comma-separated, as 1,5,20; empty: reads alone"
+        "--sessions", default="1,5,20", help="how many look at once, comma-separated; empty: reads alone"
     )
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=15, help="how long everybody just looks, each time")
     parser.add_argument("--folder", type=Path, help="where the store lies; 5 GB at the default size")
     a = parser.parse_args()
     chromium = shutil.which("chromium")
@@ -235,14 +236,14 @@ def main() -> None:
         lines = told(measure_reads(a.rounds, a.minutes))
         counts = [int(count) for count in a.sessions.split(",") if count]
         if counts:
-            links = _links(store, sum(counts))
-            with served(url, folder, environment) as (address, pid), sync_playwright() as playwright:
+            links = _links(store, sum(counts) + a.rounds * len(counts))
+            with served(folder, environment) as on, sync_playwright() as playwright:
                 browser = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
                 for count in counts:
-                    lines += told(measure_sessions(browser, address, pid, links, count, a.rounds))
+                    lines += told(measure_sessions(browser, on, links, count, a.rounds, a.seconds))
                 browser.close()
         store.dispose()
-    columns = [("what", str), ("target", str), ("median / worst", str)]
+    columns = [("what", str), ("target", str), ("median / worst or p95", str)]
     title = f"dashboard, {a.engines} engines, {a.versions:,} versions, {a.minutes:,} minutes of rollups; {machine()}"
     print_table(title, columns, lines)
 
