@@ -42,13 +42,16 @@ def draw(engine: str, prefix_id: str) -> None:
 
 def _now(detail: PrefixDetail) -> None:
     now, row = utc_now(), detail.now
-    columns = st.columns([1.9, 1, 1, 1.2, 1.2, 1])
-    columns[0].metric("State", state_text(row.state))
-    columns[1].metric("Version", f"{row.version:,}", help=f"Of life {row.life}; a life ends with an eviction.")
-    columns[2].metric("Tokens", count_text(row.tokens), help=plural(row.pages, "page"))
-    columns[3].metric("Tokens served", count_text(row.tokens_served), help=plural(row.requests_served, "request"))
-    columns[4].metric("Changed", age_text(row.changed_at, now))
-    columns[5].metric("Pinned", "yes" if row.pinned else "no")
+    with st.container(horizontal=True, key="kv_numbers"):
+        for label, value, explained in (
+            ("State", state_text(row.state), None),
+            ("Version", f"{row.version:,}", f"Of life {row.life}; a life ends with an eviction."),
+            ("Tokens", count_text(row.tokens), plural(row.pages, "page")),
+            ("Tokens served", count_text(row.tokens_served), plural(row.requests_served, "request")),
+            ("Changed", age_text(row.changed_at, now), None),
+            ("Pinned", "yes" if row.pinned else "no", None),
+        ):
+            st.metric(label, value, help=explained, width="content")
     _held_by_whom(detail.now)
     left, right = st.columns(2)
     with left:

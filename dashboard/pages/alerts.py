@@ -10,7 +10,7 @@ import streamlit as st
 from controlplane.clock import utc_now
 from controlplane.store.queries import AlertView
 from dashboard import control, data, runbook, session
-from dashboard.components import notices, reason, telling
+from dashboard.components import changed, notices, reason, telling
 from dashboard.components.live import guarded
 from dashboard.wording import age_text, moment_text
 
@@ -28,7 +28,9 @@ def _alerts() -> None:
     person, chosen = session.person(), session.filters()
     if person is None:
         return
-    rows = data.alerts(person.role, data.scope(person.role, chosen))
+    scope = data.scope(person.role, chosen)
+    rows = data.alerts(person.role, scope)
+    changed.notice("Alerts have changed", lambda: _standing(data.alerts(person.role, scope)), key="alerts")
     standing = [row for row in rows if row.state != "resolved"]
     if not standing:
         notices.empty("No alert", "Nothing fires and nothing is about to.")
@@ -39,6 +41,10 @@ def _alerts() -> None:
         st.dataframe(_rows(rows), hide_index=True, key="alerts_table")
     else:
         notices.empty("No history", "No alert has fired yet.")
+
+
+def _standing(rows: Sequence[AlertView]) -> frozenset[tuple[int, str, str | None, int | None]]:
+    return frozenset((row.id, row.state, row.acknowledged_by, row.silence_id) for row in rows)
 
 
 def _one(alert: AlertView, *, may_act: bool) -> None:

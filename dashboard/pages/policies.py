@@ -14,7 +14,7 @@ from controlplane.steering.policies.when import When
 from controlplane.steering.words import label_of, parameters_text, when_text
 from controlplane.store.queries import PolicyRunView, PolicyView
 from dashboard import data, session
-from dashboard.components import decisions, notices, policy_actions
+from dashboard.components import changed, decisions, notices, policy_actions
 from dashboard.components.live import guarded
 from dashboard.wording import age_text, clock_text, moment_text
 
@@ -30,6 +30,7 @@ def _policies() -> None:
     if person is None:
         return
     standing, runs = data.policies(person.role)
+    changed.notice("Policies have changed or decided", lambda: _state_of(*data.policies(person.role)), key="policies")
     if not standing:
         notices.empty("No policies yet", "The control plane adds the standing ones when it starts.")
         return
@@ -38,6 +39,11 @@ def _policies() -> None:
         with st.container(border=True):
             _one(policy, mine, may_act=person.may_act)
     decisions.draw(runs, {policy.name: policy.kind for policy in standing}, chosen.engine)
+
+
+def _state_of(standing: Sequence[PolicyView], runs: Sequence[PolicyRunView]) -> tuple[object, ...]:
+    newest = max((run.id for run in runs), default=0)
+    return newest, *((policy.name, policy.paused, policy.paused_until, str(policy.parameters)) for policy in standing)
 
 
 def _one(policy: PolicyView, runs: Sequence[PolicyRunView], *, may_act: bool) -> None:

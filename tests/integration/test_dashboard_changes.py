@@ -196,6 +196,23 @@ def test_an_alert_is_silenced_with_a_reason_until_an_end(visit):
     visit.see("Nothing is silenced")
 
 
+def test_a_new_alert_is_told_and_nothing_moves_until_it_is_asked_for(visit):
+    visit.enter("operator", "alerts")
+    visit.see("damaged prefixes")
+    with visit.deck.store.write() as session:
+        now = dt.datetime.now(dt.UTC)
+        session.add(
+            m.Alert(rule="disk_slow", engine_id=LIVE, state="firing", summary="the disk is slow", value=1.0,
+                    threshold=0.5, since=now, fired_at=now)
+        )  # fmt: skip
+    visit.see("Alerts have changed")
+    expect(visit.page.get_by_text("disk slow")).to_have_count(0)
+    visit.shoot("alerts_changed")
+    visit.page.get_by_role("button", name="Show it").click()
+    visit.see("disk slow")
+    expect(visit.page.get_by_text("Alerts have changed")).to_have_count(0)
+
+
 # -- something is gone, or not there yet -------------------------------------------------------------------------------
 
 

@@ -78,7 +78,8 @@ def _newest(session: Session, name: str, at: dt.datetime, engine_id: str | None,
 def words_of(run: PolicyRun) -> list[str]:
     """One decision in sentences."""
     where = f" on {run.engine_id}" if run.engine_id else ""
-    said = [f"{run.at:%Y-%m-%d %H:%M:%S} UTC: {run.policy} decided {run.decision}{where} ({run.trigger})."]
+    decided = run.decision.replace("_", " ")
+    said = [f"{run.at:%Y-%m-%d %H:%M:%S} UTC: {run.policy} decided {decided}{where} ({run.trigger})."]
     if run.error:
         return [*said, f"Its rule failed: {run.error}"]
     if run.inputs.get("event"):
