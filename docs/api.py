@@ -102,7 +102,8 @@ def page() -> str:
     ]
     lines += ["engines and reads nothing of people. `any` is any token, `none` no token at all. Bodies, answers and"]
     lines += ["examples: `/docs` and `/openapi.json` of a running control plane. Tokens and what guards them:"]
-    lines += ["[security](../howto/security.md).", ""]
+    lines += ["[security](../howto/security.md). A read that names an engine answers 404 `engine_unknown` if none ever"]
+    lines += ["registered under that name.", ""]
     lines += ["| call | role | what | on the command line, or by whom |", "|---|---|---|---|"]
     assert {ANY_TOKEN, ANYONE} == {"any", "none"}
     for call in calls_of(ROUTERS):

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from controlplane.api.asked import SubjectAsked
 from controlplane.api.security import Operator, StoreOf, Viewer
 from controlplane.api.write_routes import Reason, ReasonBody, Traceparent
 from controlplane.steering.alerts import acknowledge, expressions, inbound, rules
@@ -158,7 +159,7 @@ def deed_of(who: Any, reason: str, traceparent: str | None = None) -> Deed:
 def alerts(
     _caller: Viewer,
     store: StoreOf,
-    engine: str | None = None,
+    engine: SubjectAsked = None,
     state: Annotated[list[str] | None, Query()] = None,
     limit: Limit = 100,
 ) -> list[queries.AlertView]:

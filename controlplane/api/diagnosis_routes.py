@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
+from controlplane.api.asked import EngineAsked
 from controlplane.api.read_routes import Limit, Minutes, Since, window_of
 from controlplane.api.security import SettingsOf, StoreOf, Viewer
 from controlplane.api.vitals import Vitals
@@ -17,7 +18,6 @@ from controlplane.insight.doctor import RULES, examine
 from controlplane.insight.doctor_gather import gather
 from controlplane.insight.doctor_rule import Finding
 from controlplane.insight.whymiss import WhyMiss, why_in_window, why_of
-from controlplane.store.queries_engines import get_engine
 from controlplane.store.queries_losses import (
     LossMinute,
     NamespaceAsked,
@@ -48,7 +48,7 @@ class RequestsWhy:
 def losses(
     _caller: Viewer,
     store: StoreOf,
-    engine: str | None = None,
+    engine: EngineAsked = None,
     namespace: Namespace = None,
     minutes: Minutes = 60,
     since: Since = None,
@@ -63,7 +63,7 @@ def losses(
 def losses_by_minute(
     _caller: Viewer,
     store: StoreOf,
-    engine: str | None = None,
+    engine: EngineAsked = None,
     namespace: Namespace = None,
     minutes: Minutes = 60,
     since: Since = None,
@@ -76,7 +76,7 @@ def losses_by_minute(
 
 @router.get("/v1/namespaces")
 def namespaces(
-    _caller: Viewer, store: StoreOf, engine: str | None = None, minutes: Minutes = 60, since: Since = None
+    _caller: Viewer, store: StoreOf, engine: EngineAsked = None, minutes: Minutes = 60, since: Since = None
 ) -> list[NamespaceAsked]:
     """What each namespace asked for and got over a range, most tokens first."""
     with store.read() as session:
@@ -89,7 +89,7 @@ def requests(
     store: StoreOf,
     trace: TraceId = None,
     lost_prefix: PrefixId = None,
-    engine: str | None = None,
+    engine: EngineAsked = None,
     namespace: Namespace = None,
     minutes: Minutes = 60 * 24,
     since: Since = None,
@@ -130,15 +130,13 @@ def doctor(
     _caller: Viewer,
     store: StoreOf,
     settings: SettingsOf,
-    engine: str | None = None,
+    engine: EngineAsked = None,
     minutes: Minutes = 60,
     since: Since = None,
 ) -> Diagnosis:
-    """Every rule of the doctor over a range. 404 for an engine that never registered."""
+    """Every rule of the doctor over a range."""
     now = utc_now()
     with store.read() as session:
-        if engine is not None:
-            get_engine(session, engine, now)
         window = window_of(since, None, minutes)
         vitals: Vitals = request.app.state.vitals
         facts = gather(session, settings, now, window, engine, vitals.refusals())

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from controlplane.api.asked import EngineAsked
 from controlplane.api.security import Operator, SettingsOf, StoreOf, Viewer
 from controlplane.api.write_routes import Reason, ReasonBody, Traceparent
 from controlplane.clock import utc_now
@@ -113,7 +114,7 @@ def policy_runs(
     _caller: Viewer,
     store: StoreOf,
     policy: str | None = None,
-    engine: str | None = None,
+    engine: EngineAsked = None,
     acted: bool = False,
     limit: Limit = 100,
 ) -> list[queries.PolicyRunView]:
@@ -138,7 +139,7 @@ def policy_why(
     _caller: Viewer,
     store: StoreOf,
     at: Annotated[dt.datetime | None, Query(description="RFC 3339, with a zone; without it: now.")] = None,
-    engine: str | None = None,
+    engine: EngineAsked = None,
 ) -> Why:
     """What the policy had decided at a moment, from what, what it did and what changed: from the record alone."""
     if at is not None and at.tzinfo is None:

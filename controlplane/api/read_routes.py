@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from sqlalchemy import text
 
+from controlplane.api.asked import EngineAsked
 from controlplane.api.security import SettingsOf, StoreOf, Viewer
 from controlplane.clock import utc_now
 from controlplane.errors import BadRequest
@@ -53,7 +54,7 @@ def healthz(store: StoreOf) -> dict[str, str]:
 def overview(
     _caller: Viewer,
     store: StoreOf,
-    engine: str | None = None,
+    engine: EngineAsked = None,
     namespace: str | None = None,
     minutes: Minutes = 60,
     since: Since = None,
@@ -80,7 +81,7 @@ def engines(_caller: Viewer, store: StoreOf, settings: SettingsOf) -> list[queri
 def prefixes(
     _caller: Viewer,
     store: StoreOf,
-    engine: str | None = None,
+    engine: EngineAsked = None,
     state: Annotated[list[str] | None, Query()] = None,
     namespace: str | None = None,
     search: str = "",
@@ -91,11 +92,9 @@ def prefixes(
     limit: Limit = 100,
     offset: Annotated[int, Query(ge=0, le=FARTHEST_OFFSET)] = 0,
 ) -> queries.PrefixPage:
-    """Prefixes that match; without `state`, all but the evicted ones. 404 for an engine or namespace there is not."""
+    """Prefixes that match; without `state`, all but the evicted ones. 404 for a namespace there is not."""
     name, has_value, value = label.partition("=")
     with store.read() as session:
-        if engine is not None:
-            steered.require_engine(session, engine)
         if namespace is not None:
             queries.require_namespace(session, namespace)
         return queries.list_prefixes(
@@ -124,7 +123,7 @@ def prefix(_caller: Viewer, store: StoreOf, engine: str, prefix_id: str) -> quer
 def failures(
     _caller: Viewer,
     store: StoreOf,
-    engine: str | None = None,
+    engine: EngineAsked = None,
     validation: str | None = None,
     since: Since = None,
     limit: Limit = 100,
@@ -137,7 +136,7 @@ def failures(
 
 @router.get("/v1/validations")
 def validations(
-    _caller: Viewer, store: StoreOf, engine: str | None = None, minutes: Minutes = 60, since: Since = None
+    _caller: Viewer, store: StoreOf, engine: EngineAsked = None, minutes: Minutes = 60, since: Since = None
 ) -> list[queries.ValidationCount]:
     """How the validations ended, by validation, verdict and reason."""
     with store.read() as session:
@@ -146,7 +145,7 @@ def validations(
 
 @router.get("/v1/damaged")
 def damaged(
-    _caller: Viewer, store: StoreOf, engine: str | None = None, limit: Limit = 100
+    _caller: Viewer, store: StoreOf, engine: EngineAsked = None, limit: Limit = 100
 ) -> list[queries.DamagedView]:
     """Prefixes in quarantine, and why."""
     with store.read() as session:
@@ -158,7 +157,7 @@ def series(
     _caller: Viewer,
     store: StoreOf,
     name: str,
-    engine: str | None = None,
+    engine: EngineAsked = None,
     minutes: Minutes = 60,
     since: Since = None,
     until: Since = None,
@@ -170,7 +169,7 @@ def series(
 
 @router.get("/v1/marks")
 def marks(
-    _caller: Viewer, store: StoreOf, engine: str | None = None, minutes: Minutes = 60, since: Since = None
+    _caller: Viewer, store: StoreOf, engine: EngineAsked = None, minutes: Minutes = 60, since: Since = None
 ) -> list[queries.Mark]:
     """What was changed in a range, by whom and why."""
     with store.read() as session:
@@ -179,7 +178,7 @@ def marks(
 
 @router.get("/v1/desired")
 def desired(
-    _caller: Viewer, store: StoreOf, engine: str | None = None, group: str | None = None, limit: Limit = 100
+    _caller: Viewer, store: StoreOf, engine: EngineAsked = None, group: str | None = None, limit: Limit = 100
 ) -> list[queries.DesiredView]:
     """Revisions of desired state, newest first; of one engine or group, with those of wider scopes that reach it."""
     with store.read() as session:
@@ -191,7 +190,7 @@ def desired(
 def commands(
     _caller: Viewer,
     store: StoreOf,
-    engine: str | None = None,
+    engine: EngineAsked = None,
     status: Annotated[list[str] | None, Query()] = None,
     kind: str = "",
     batch: str = "",
@@ -199,8 +198,6 @@ def commands(
 ) -> list[queries.CommandView]:
     """Commands, newest first."""
     with store.read() as session:
-        if engine is not None:
-            steered.require_engine(session, engine)
         return queries.list_commands(session, engine, statuses=status or (), kind=kind, batch_id=batch, limit=limit)
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from controlplane.api.asked import EngineAsked
 from controlplane.api.security import StoreOf, Viewer
 from controlplane.insight import live
 from controlplane.insight.curves import DEFAULT_WITHIN_POINTS
@@ -41,7 +42,7 @@ def whatif(
 def outcomes(
     _caller: Viewer,
     store: StoreOf,
-    engine: Annotated[str | None, Query(max_length=64)] = None,
+    engine: EngineAsked = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> list[live.PredictionView]:
     """What the curve foretold of caps that were applied, and what then happened, newest first."""

@@ -226,10 +226,10 @@ def check_scope(session: Session, scope: Scope) -> None:
         require_group(session, scope.group)
 
 
-def require_engine(session: Session, engine_id: str) -> Engine:
+def require_engine(session: Session, engine_id: str, *, or_forgotten: bool = False) -> Engine:
     """The engine. Raises NotFound, naming those there are."""
     engine = session.get(Engine, engine_id)
-    if engine is None or engine.forgotten_at is not None:
+    if engine is None or (engine.forgotten_at is not None and not or_forgotten):
         known = session.scalars(select(Engine.id).where(Engine.forgotten_at.is_(None)).order_by(Engine.id)).all()
         raise NotFound("engine_unknown", f"There is no engine {engine_id!r}.", f"There {_listed(known)}.")
     return engine

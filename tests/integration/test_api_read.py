@@ -224,6 +224,25 @@ def test_errors_have_one_shape_and_say_what_to_do(api, path, status, code):
     assert error["hint"]
 
 
+def test_every_read_refuses_an_engine_that_never_registered_and_answers_of_a_forgotten_one(api):
+    """A slip in a name, answered with nothing, would read as calm."""
+    needed = {"name": "usable_and_lcp"}
+    asked = 0
+    for path, calls in api.client.app.openapi()["paths"].items():
+        parameters = [one["name"] for one in calls.get("get", {}).get("parameters", ()) if one["in"] == "query"]
+        if "engine" in parameters:
+            asked += 1
+            called = path.replace("{name}", "warm-up")
+            more = {key: value for key, value in needed.items() if key in parameters}
+            response = api.get(called, engine="nobody", **more)
+            assert (response.status_code, error_of(response)["code"]) == (404, "engine_unknown"), called
+    assert asked >= 18
+    with api.store.write() as session:
+        session.get(Engine, ENGINE).forgotten_at = utc_now()
+    assert api.get("/v1/validations/failures", engine=ENGINE).status_code == 200
+    assert api.get("/v1/alerts", engine="(control plane)").json() == []
+
+
 def test_an_unknown_series_is_answered_with_those_there_are(api):
     assert "tier_io_p99" in error_of(api.get("/v1/series", name="x"))["hint"]
 
