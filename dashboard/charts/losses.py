@@ -10,18 +10,37 @@ import plotly.graph_objects as go
 from controlplane.insight.whymiss import WhyMiss
 from dashboard.charts.base import LEGEND, add_marks, by_minute, time_figure
 from dashboard.charts.hits import PATTERNS, faint
-from dashboard.theme import BLUE, GREEN, GREY, ORANGE, RULE, Look, nth_look
+from dashboard.theme import BLUE, GREEN, GREY, INDIGO, ORANGE, PURPLE, RULE, SKY, VERMILLION, Look, nth_look
 from engine.schedule.losses import LOSS_OF_GAP, Loss
 
 FOUND_NOT_USABLE = frozenset(str(cause) for cause in (*LOSS_OF_GAP.values(), Loss.RESTORE_FAILED))
 """Causes between lcp and usable. All others keep tokens from being found at all."""
 OTHERS = "all other causes"
 MOST_CAUSES = 7
+# Those met most come first and have a colour of their own; two of one colour differ in their pattern.
+_OFTEN = (
+    Loss.NEW_CONTENT,
+    Loss.RESTORE_SLOW,
+    Loss.CHECKPOINT_MISSING,
+    Loss.EVICTED_CAP,
+    Loss.DAMAGED,
+    Loss.EVICTED_PRESSURE,
+)
+_CAUSES = tuple(str(cause) for cause in (*_OFTEN, *(cause for cause in Loss if cause not in _OFTEN)))
+_CAUSE_COLORS = (BLUE, ORANGE, PURPLE, VERMILLION, INDIGO, SKY)
 
 
 def cause_text(cause: str) -> str:
     """A cause as the charts name it."""
     return cause.replace("_", " ")
+
+
+def cause_look(cause: str) -> tuple[Look, str]:
+    """How a cause looks, and its pattern, whatever else is shown beside it. Never green: that is a hit."""
+    place = _CAUSES.index(cause) if cause in _CAUSES else len(_CAUSES)
+    around, turn = place % len(_CAUSE_COLORS), place // len(_CAUSE_COLORS)
+    look = Look(label=cause_text(cause), color=_CAUSE_COLORS[around], dash=nth_look(place, cause).dash)
+    return look, PATTERNS[1 + (around + turn) % (len(PATTERNS) - 1)]
 
 
 def top_causes(tokens_by_cause: pd.Series, most: int = MOST_CAUSES) -> list[str]:
@@ -97,10 +116,9 @@ def losses_over_time(
         usable = requests.groupby("minute")["usable_tokens"].sum().reindex(asked.index, fill_value=0)
         _add_area(figure, usable / asked, Look(label="usable (the hit)", color=GREEN), "", step_minutes)
     shown = top_causes(losses.groupby("cause")["tokens"].sum())
-    for position, cause in enumerate(shown):
-        look = nth_look(position + (0 if found_only else 3), cause_text(cause))
-        look = Look(label="new content", color=BLUE) if cause == Loss.NEW_CONTENT else look
-        _add_area(figure, _share(losses, [cause], asked), look, PATTERNS[(position + 1) % len(PATTERNS)], step_minutes)
+    for cause in shown:
+        look, pattern = cause_look(cause)
+        _add_area(figure, _share(losses, [cause], asked), look, pattern, step_minutes)
     rest = [str(cause) for cause in set(losses.loc[losses["tokens"] > 0, "cause"]) if cause not in shown]
     if rest:
         _add_area(figure, _share(losses, rest, asked), Look(label=OTHERS, color=GREY), ".", step_minutes)

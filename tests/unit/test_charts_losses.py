@@ -8,6 +8,8 @@ import pytest
 from controlplane.insight.whymiss import MEANINGS, LossRow, WhyMiss
 from dashboard.charts import losses
 from dashboard.charts.base import MARK_COLUMNS
+from dashboard.theme import GREEN
+from engine.schedule.losses import Loss
 
 START = dt.datetime(2026, 1, 2, 3, 0, tzinfo=dt.UTC)
 NO_MARKS = pd.DataFrame(columns=list(MARK_COLUMNS))
@@ -50,6 +52,19 @@ def test_the_gap_alone_leaves_out_what_was_never_found():
     assert [(trace.name, trace.y[0]) for trace in figure.data] == [("restore slow", 0.1)]
 
 
+def test_a_cause_looks_the_same_beside_whatever_it_is_shown_and_is_never_the_green_of_a_hit():
+    frame = lost((0, "new_content", 300), (0, "evicted_cap", 250), (0, "restore_slow", 100), (0, "damaged", 5))
+    everything = losses.losses_over_time(frame, asked((0, 1000, 345)), NO_MARKS).data
+    gap = losses.losses_over_time(frame, asked((0, 1000, 345)), NO_MARKS, found_only=True).data
+    looks = {trace.name: (trace.line.color, trace.line.dash, trace.fillpattern.shape) for trace in everything}
+    assert {trace.name: (trace.line.color, trace.line.dash, trace.fillpattern.shape) for trace in gap}.items() <= (
+        looks.items()
+    )
+    every = [losses.cause_look(str(cause)) for cause in Loss]
+    assert len({(look.color, pattern) for look, pattern in every}) == len(every)
+    assert GREEN not in {look.color for look, _ in every}
+
+
 def test_rare_causes_are_one_area_so_that_no_token_is_missing():
     frame = lost(*[(0, f"cause_{number}", number) for number in range(1, 13)])
     figure = losses.losses_over_time(frame, asked((0, 78, 0)), NO_MARKS)
@@ -59,7 +74,8 @@ def test_rare_causes_are_one_area_so_that_no_token_is_missing():
 
 
 def test_areas_differ_by_pattern_as_well_as_by_colour():
-    frame = lost(*[(0, f"cause_{number}", 10) for number in range(6)])
+    often = ("new_content", "evicted_cap", "checkpoint_missing", "restore_slow", "damaged", "evicted_pressure")
+    frame = lost(*[(0, cause, 10) for cause in often])
     figure = losses.losses_over_time(frame, asked((0, 100, 40)), NO_MARKS)
     assert len({trace.fillpattern.shape for trace in figure.data}) == 7
 
