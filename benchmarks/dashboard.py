@@ -41,7 +41,7 @@ from dashboard.data import fleet
 
 PAINT_TARGET_S, REFRESH_TARGET_MS, READ_TARGET_MS = 2.0, 500, 500
 PATIENCE_MS = 180_000
-WHOLE, PART = ForwardMsg.FINISHED_SUCCESSFULLY, ForwardMsg.FINISHED_FRAGMENT_RUN_SUCCESSFULLY
+WHOLE = ForwardMsg.FINISHED_SUCCESSFULLY
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
 
 
@@ -132,11 +132,10 @@ class Tab:
 
     def _received(self, frame: str | bytes) -> None:
         message = ForwardMsg.FromString(frame) if isinstance(frame, bytes) else ForwardMsg()
-        if message.WhichOneof("type") != "script_finished" or message.script_finished not in (WHOLE, PART):
+        if message.WhichOneof("type") != "script_finished":
             return
-        now = time.perf_counter()
-        ran = message.metadata.run.fragment_ids
-        if not ran:
+        now, ran = time.perf_counter(), message.metadata.run.fragment_ids
+        if not ran and message.script_finished == WHOLE:
             self.ends.append(now)
             self._asked.clear()
         self.parts_ms += [(now - self._asked.pop(one)) * 1000 for one in ran if one in self._asked]

@@ -179,8 +179,10 @@ class LightSession:
 
     def _finished(self, status: int, fragment_ids: Sequence[str]) -> None:
         now = time.perf_counter()
-        if status not in (WHOLE, PART):
-            return  # cut short for the run that comes next, which has all that this one had to do
+        # "Cut short" is also what the server calls a run whose end it had not sent yet when the next one began. Nothing
+        # cuts a part short here: only whole runs do, and a light session asks for one alone, at its start.
+        if status not in (WHOLE, PART) and not fragment_ids:
+            return
         self.parts_s += [now - self._asked.pop(one) for one in fragment_ids if one in self._asked]
         self._runs += 1
         for digest, kept in list(self._kept.items()):  # as the frontend forgets, so that the server sends what it would
