@@ -15,11 +15,12 @@ from sqlalchemy.orm import Session
 from controlplane.clock import Clock, floor_hour, floor_minute, utc_now
 from controlplane.errors import ControlPlaneError
 from controlplane.ingest.engines import require_engine_row
-from controlplane.ingest.facts import BadFact, latest_ns
+from controlplane.ingest.facts import BadFact
 from controlplane.ingest.gaps import ask_for_snapshot
 from controlplane.ingest.growth import Growth, Heard, growth, is_repeat, merged
 from controlplane.ingest.outcome import SCOPE, IngestOutcome, Sender, sender_of
 from controlplane.ingest.points import Point, read_metric
+from controlplane.ingest.reading import latest_ns
 from controlplane.store.models import MetricHour, MetricPoint, MetricRollup, MetricSeries
 from controlplane.store.upsert import Row, add_to, replace, summed
 

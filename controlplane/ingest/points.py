@@ -15,8 +15,9 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     NumberDataPoint,
 )
 
-from controlplane.ingest.facts import MAX_INT, BadFact, check_time
+from controlplane.ingest.facts import MAX_INT, BadFact
 from controlplane.ingest.otlp import attributes_of
+from controlplane.ingest.reading import check_time
 from controlplane.store.columns import EPOCH
 from controlplane.store.series_key import series_key
 

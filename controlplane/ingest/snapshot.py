@@ -13,9 +13,10 @@ from sqlalchemy.orm import Session
 from controlplane.clock import Clock, utc_now
 from controlplane.errors import BadRequest
 from controlplane.ingest.engines import require_engine_row
-from controlplane.ingest.facts import BadFact, TransitionFact, read_transition
+from controlplane.ingest.facts import BadFact, TransitionFact
 from controlplane.ingest.gaps import prefixes_with_open_gaps
 from controlplane.ingest.history import apply_transitions
+from controlplane.ingest.reading import read_transition
 from controlplane.store.columns import micros
 from controlplane.store.models import HistoryGap, Prefix
 

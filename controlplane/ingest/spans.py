@@ -14,11 +14,12 @@ from controlplane.clock import Clock, utc_now
 from controlplane.errors import ControlPlaneError
 from controlplane.ingest.dedupe import claim_unseen, span_key
 from controlplane.ingest.engines import require_engine_row
-from controlplane.ingest.facts import AcquireFact, BadFact, Fact, TransitionFact, ValidationFact, latest_ns, read_span
+from controlplane.ingest.facts import AcquireFact, BadFact, Fact, TransitionFact, ValidationFact
 from controlplane.ingest.gaps import ask_for_snapshot
 from controlplane.ingest.history import apply_served, apply_transitions
 from controlplane.ingest.losses import add_losses, keep_requests
 from controlplane.ingest.outcome import SCOPE, IngestOutcome, sender_of
+from controlplane.ingest.reading import latest_ns, read_span
 from controlplane.ingest.rollups import add_failures, add_requests, add_validations
 from controlplane.store.models import Engine
 
