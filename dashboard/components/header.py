@@ -134,7 +134,8 @@ def _status() -> None:
         parts.append(notices.chip("store unreadable", symbol="▲", color=ORANGE, title=str(unreadable)))
     parts.append(_as_of(health.checked_at))
     notices.line("".join(parts))
-    _banner(health)
+    if unreadable is None or health.state == "unreachable":
+        _banner(health)
     if unreadable is not None:
         notices.database_unreadable(unreadable)
 

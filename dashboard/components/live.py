@@ -21,7 +21,7 @@ def guarded(draw: Callable[[], None]) -> Callable[[], None]:
     @wraps(draw)
     def safely() -> None:
         if data.unreadable() is not None:
-            notices.empty("Not shown", "The database cannot be read now: see the top of the page.")
+            notices.line("Not shown: the database cannot be read now.")
             return
         try:
             draw()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import streamlit as st
@@ -12,7 +13,7 @@ from controlplane.store.session import Store
 from dashboard.control import settings
 
 
-@st.cache_resource
+@cache
 def store() -> Store:
     """The store, opened once a process."""
     opened = Store(settings().database_url)
