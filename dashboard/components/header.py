@@ -162,11 +162,12 @@ def _engine_chips(engines: list[EngineNow]) -> str:
 def _as_of(read_at: dt.datetime) -> str:
     heard = session.recall("as_of")
     if isinstance(heard, dt.datetime):
-        text, help_text = clock_text(heard), f"The newest word of an engine. Read at {clock_text(read_at)}."
+        said = f"data as of <b>{html.escape(clock_text(heard))}</b>"
+        help_text = f"The newest word of an engine. Read at {clock_text(read_at)}."
     else:
-        text, help_text = "no data yet", "No engine has spoken."
+        said, help_text = "<b>no data yet</b>", "No engine has spoken."
     paused = " · <b>refresh is paused</b>" if session.paused() else ""
-    return f'<span title="{html.escape(help_text, quote=True)}">data as of <b>{html.escape(text)}</b></span>{paused}'
+    return f'<span title="{html.escape(help_text, quote=True)}">{said}</span>{paused}'
 
 
 def _banner(health: ControlPlaneHealth) -> None:

@@ -70,7 +70,8 @@ def _families(by: str) -> None:
         missing="No prefixes yet: they appear with the first commit of an engine." if nothing else None,
         of=(person.role, scope, chosen.namespace, read_at),
     )
-    st.caption(f"Read at {clock_text(read_at)}; read again about every half minute.")
+    if not nothing:
+        st.caption(f"Read at {clock_text(read_at)}; read again about every half minute.")
 
 
 def _list() -> None:
