@@ -27,6 +27,7 @@ ORDERS = {
     "oldest": "oldest",
 }
 LIMITS = (50, 200, 1000)
+TREE_SECONDS = 30.0  # as often as it is read: to draw it costs some 20 ms and 150 KB a tab
 COLUMNS = {
     **tables.number_columns("Tokens", "Tokens served", "Requests"),
     **tables.age_columns("Changed", "Served"),
@@ -51,7 +52,7 @@ def _tree() -> None:
         by = st.segmented_control(
             "Colour by", [families.BY_SERVED, families.BY_STATE], default=families.BY_SERVED, key="kv_families_by"
         )
-        live(lambda: _families(by or families.BY_SERVED))
+        live(lambda: _families(by or families.BY_SERVED), every_seconds=None if session.paused() else TREE_SECONDS)
 
 
 def _families(by: str) -> None:
