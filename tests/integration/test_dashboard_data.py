@@ -27,11 +27,11 @@ def seeded(tmp_path, monkeypatch):
     for name, value in {**ENGINE_LIMITS, "KVDECK_DATABASE_URL": url, "KVDECK_API_PORT": "9"}.items():
         monkeypatch.setenv(name, value)
     control.settings.cache_clear()
-    data.store.clear()
+    data.store.cache_clear()
     data.clear()
     yield
     data.store().dispose()
-    data.store.clear()
+    data.store.cache_clear()
     data.clear()
     control.settings.cache_clear()
 

@@ -25,11 +25,11 @@ def deck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deck]:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         control.settings.cache_clear()
-        data.store.clear()
+        data.store.cache_clear()
         data.clear()
         yield made
         data.store().dispose()
-        data.store.clear()
+        data.store.cache_clear()
         control.settings.cache_clear()
 
 

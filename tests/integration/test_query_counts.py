@@ -145,11 +145,11 @@ def pages(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     control.settings.cache_clear()
-    data.store.clear()
+    data.store.cache_clear()
     yield
     data.clear()
     data.store().dispose()
-    data.store.clear()
+    data.store.cache_clear()
     control.settings.cache_clear()
 
 
