@@ -150,7 +150,7 @@ def measure_sessions(
     tab = Tab(browser, on.address)
     paints = [tab.visit(next(links))]
     tab.page.wait_for_timeout(6_000)  # everybody refreshes once
-    held = (rss_bytes(on.pages_pid) - before) / count
+    held = rss_bytes(on.pages_pid)
     tab.parts_ms.clear()
     if lights:
         lights.forget()
@@ -174,7 +174,7 @@ def measure_sessions(
         [f"{who}: browser, refresh by a click, ms", f"< {REFRESH_TARGET_MS}", _of(clicks)],
         [f"{who}: browser, a part's refresh, ms", f"< {REFRESH_TARGET_MS}", _tail(parts_ms)],
         [f"{who}: light, a part's refresh, ms", f"< {REFRESH_TARGET_MS}", _tail(others)],
-        [f"{who}: dashboard, memory a session, MiB", "-", f"{held / 2**20:,.1f}"],
+        [f"{who}: dashboard, memory, and what each session added, MiB", "-", _memory(before, held, count)],
         [f"{who}: dashboard, share of a core", "-", f"{pages_cpu / took_s:.0%}"],
         [f"{who}: control plane, share of a core", "-", f"{api_cpu / took_s:.0%}"],
     ]
@@ -189,6 +189,11 @@ def _wait_for_all(page: Page) -> None:
 def _seconds(values: Iterable[float]) -> str:
     known = list(values)
     return f"{statistics.median(known):.2f} / {max(known):.2f}"
+
+
+def _memory(before: int, held: int, count: int) -> str:
+    """What earlier sessions left free is used again: less than nothing may be added."""
+    return f"{held / 2**20:,.0f}, {(held - before) / count / 2**20:+.1f}"
 
 
 def _tail(values_ms: Sequence[float]) -> str:
