@@ -29,6 +29,7 @@ def draw(person: session.Person) -> None:
     """The filters and the status line."""
     _filters()
     session.sync_filters()
+    session.remember("drawn_from_store", data.unreadable() is None)
     # Not guarded as other parts are: it is what says that the store cannot be read.
     st.fragment(_status, run_every=session.refresh_seconds())()
     notice = session.take_notice()
@@ -123,6 +124,8 @@ def _status() -> None:
     look = CONTROL_PLANE[health.state]
     parts = [notices.chip(look.label, symbol=look.symbol, color=look.color, title=health.detail)]
     unreadable = data.unreadable()
+    if session.recall("drawn_from_store") is not (unreadable is None):
+        st.rerun()  # all of the page: parts that do not draw themselves again must not stand there from before
     if unreadable is None:
         try:
             engines = data.engines_in(person.role, session.filters())

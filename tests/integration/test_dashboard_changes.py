@@ -252,7 +252,12 @@ def test_with_the_database_gone_no_number_is_shown_and_it_looks_different(visit)
             if name in ("Overview", "Prefixes", "Caps and mode"):
                 visit.shoot(f"database_unreadable_{name.split()[0].lower()}")
         visit.open("Prefixes")
-    visit.see_chart("Prefix families by bytes held")
+    visit.see_chart("Prefix families by bytes held")  # by itself, and so is the list
+    expect(visit.page.get_by_test_id("stDataFrame")).to_have_count(1)
+    with _renamed(visit.deck, {name: f"{name}_gone" for name in GONE_TABLES}):
+        visit.see("The database has another schema")  # and gone again, with nobody touching the page
+        expect(visit.page.get_by_test_id("stDataFrame")).to_have_count(0)
+        expect(visit.page.locator(".js-plotly-plot")).to_have_count(0)
 
 
 @contextmanager
