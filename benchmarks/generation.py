@@ -27,7 +27,7 @@ import torch
 from benchmarks.harness import machine, print_table
 from benchmarks.models import FAMILIES, SIZES, random_model
 from engine import CacheEngine, EngineConfig
-from engine.commands import CommandRequest
+from engine.commands.ticket import CommandRequest
 from engine.integrations.huggingface import PrefixCache, spec_of
 from engine.integrations.huggingface.generation import CallbackStreamer
 

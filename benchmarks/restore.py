@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.harness import Contender, machine, print_table, run_once
 from engine import CacheEngine, EngineConfig, Tier, preset
-from engine.commands import CommandRequest
+from engine.commands.ticket import CommandRequest
 from engine.integrations.synthetic import SyntheticModel
 
 SPEC = "gpt-oss-120b"

@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.commands import BadCommand, CommandOutcome, CommandRequest
+    from engine.commands.execute import CommandOutcome
+    from engine.commands.ticket import BadCommand, CommandRequest
     from engine.config import EngineConfig, Mode
     from engine.consistency.graph import GraphGuard, PageTable
     from engine.consistency.lease import Explanation, Lease
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from engine.schedule.validation import Validation, Verdict
 
 _HOMES = {
-    "BadCommand": "engine.commands",
-    "CommandOutcome": "engine.commands",
-    "CommandRequest": "engine.commands",
+    "BadCommand": "engine.commands.ticket",
+    "CommandOutcome": "engine.commands.execute",
+    "CommandRequest": "engine.commands.ticket",
     "EngineConfig": "engine.config",
     "Mode": "engine.config",
     "GraphGuard": "engine.consistency.graph",

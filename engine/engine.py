@@ -17,7 +17,8 @@ from opentelemetry.sdk.trace import SpanProcessor
 
 from engine import books, report
 from engine.clock import Clock, SystemClock
-from engine.commands import CommandOutcome, CommandRequest
+from engine.commands.execute import CommandOutcome
+from engine.commands.ticket import CommandRequest
 from engine.config import EngineConfig, Mode
 from engine.consistency.graph import GraphGuard, PageTable
 from engine.consistency.lease import Lease

@@ -10,7 +10,9 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor
 
 from engine.clock import Clock
-from engine.commands import Choices, Commands, Rates
+from engine.commands.execute import Commands
+from engine.commands.reach import Choices, Reach
+from engine.commands.ticket import Rates
 from engine.config import EngineConfig
 from engine.consistency.curve import CurveSampler
 from engine.memory.drill import Drill
@@ -88,7 +90,10 @@ def wire(spec: ModelSpec, config: EngineConfig, clock: Clock, faults: Faults | N
         drill=faults if isinstance(faults, Drill) else None,
     )  # fmt: skip
     rates = Rates(prefixes_per_s=config.bulk_prefixes_per_s, bytes_per_s=config.bulk_bytes_per_s)
-    commands = Commands(ledger, queues, recovery, Reformer(ledger, room, quality), choices, rates)
+    reach = Reach(
+        ledger=ledger, queues=queues, recovery=recovery, reformer=Reformer(ledger, room, quality), choices=choices
+    )
+    commands = Commands(reach, rates)
     return Parts(
         ledger=ledger, queues=queues, validator=validator, pace=pace, server=server, publisher=publisher,
         curve=_sampler(spec, config) if config.curve_samples else None, steering=steering, quality=quality,

@@ -145,7 +145,7 @@ def test_metrics_tell_the_last_and_the_largest_measurement():
             tokens = prompt(4 * 64, seed)
             ids.append(engine.commit(tokens, model.prefill(tokens, 0, [len(tokens)])).prefix_id)
             engine.set_quality_judge(judge)
-            assert engine._commands._kinds._reformer.compress(ids[-1], "int8", CauseOf(Cause.COMMAND)).refused == ""
+            assert engine._commands._reach.reformer.compress(ids[-1], "int8", CauseOf(Cause.COMMAND)).refused == ""
         points = {
             (metric.name, *sorted(point.attributes.values())): point.value
             for scope in reader.get_metrics_data().resource_metrics[0].scope_metrics

@@ -7,7 +7,7 @@ import threading
 import pytest
 from engine_support import prompt
 
-from engine.bulk import BadCommand
+from engine.commands.ticket import BadCommand
 from engine.memory.drill import Drill
 
 DISK = {"gpu_bytes": 1 << 20, "disk_bytes": 8 << 20}

@@ -9,7 +9,7 @@ import pytest
 from engine_support import prompt
 
 from engine import CommandRequest
-from engine.commands import BadCommand
+from engine.commands.ticket import BadCommand
 
 
 def ask(rig, kind, *, cancelled=lambda: False, told=lambda _: None, **arguments):
@@ -56,7 +56,7 @@ def test_a_command_that_was_cancelled_before_it_ran_does_nothing(make_rig):
 def test_bulk_work_waits_for_its_pace(make_rig, monkeypatch):
     rig, _, ids = filled(make_rig)
     waits = []
-    monkeypatch.setattr("engine.bulk.Ticket.wait", lambda self, seconds: waits.append(seconds))
+    monkeypatch.setattr("engine.commands.ticket.Ticket.wait", lambda self, seconds: waits.append(seconds))
     assert ask(rig, "evict", prefix_ids=ids, prefixes_per_s=2).status == "succeeded"
     # One second's worth goes at once; the clock of the rig stands still, so what is due only grows.
     assert [round(wait, 3) for wait in waits] == [-0.5, 0.0, 0.5, 1.0, 1.5]

@@ -247,7 +247,7 @@ def test_a_checkpoint_hung_on_a_prefix_while_it_is_copied_down_is_still_one_that
 
     def push_out():
         if by == "command":
-            rig.engine._commands._kinds._reformer.offload(trunk_id, Tier.HOST, CauseOf(Cause.COMMAND))
+            rig.engine._commands._reach.reformer.offload(trunk_id, Tier.HOST, CauseOf(Cause.COMMAND))
         for seed in range(2, 40 if by == "pressure" else 2):
             rig.commit(prompt(4 * rig.page, seed), [])
 
@@ -271,7 +271,7 @@ def test_a_scrub_that_finds_damage_in_a_prefix_split_meanwhile_counts_no_page_tw
     raw[-1] ^= 1
     path.write_bytes(raw)
     other = fork(trunk, 2 * rig.page, 8 * rig.page, 2)
-    reformer = rig.engine._commands._kinds._reformer
+    reformer = rig.engine._commands._reach.reformer
     scrub = reformer.begin_scrub(1 << 30)
     with stopped_at(reformer._tiers, "disk_bytes", lambda: reformer.scrub_step(scrub, 1 << 30)):
         rig.commit(other)

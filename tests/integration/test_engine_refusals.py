@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from engine_support import fork, prompt
 
-from engine.commands import BadCommand, CommandRequest
+from engine.commands.ticket import BadCommand, CommandRequest
 from engine.errors import ConfigError, StateMismatch
 from engine.memory.arena import Arena
 from engine.telemetry.context import parse_traceparent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from engine_support import prompt
 
-from engine.commands import BadCommand
+from engine.commands.ticket import BadCommand
 from engine.memory.device import SystemDevice
 from engine.memory.faults import At, Fault, Faults, What
 from engine.memory.quarantine import QUARANTINE_FILES, Quarantine, quarantined

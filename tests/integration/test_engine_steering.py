@@ -88,7 +88,7 @@ def test_a_damaged_gpu_page_with_a_good_copy_below_is_a_prefix_to_restore(make_r
     lease = rig.engine.acquire(tokens)
     node = rig.node(prefix_id)
     node.record.busy = True  # a demotion that was copied down, and then lost to the lease
-    rig.engine._commands._kinds._reformer._room._copied_down(node, (Tier.HOST,))
+    rig.engine._commands._reach.reformer._room._copied_down(node, (Tier.HOST,))
     lease.release()
     copy = node.record.spans["compressed_kv"].gpu
     rig.ledger.tiers.gpu.buffer[rig.ledger.tiers.gpu.addresses(copy.page_class, copy.slots)[0]] ^= 1

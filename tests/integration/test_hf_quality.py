@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine import CacheEngine, EngineConfig
-from engine.commands import CommandRequest
+from engine.commands.ticket import CommandRequest
 from engine.integrations.huggingface import PrefixCache, spec_of
 from tests.huggingface_support import call, page_cuts, some_tokens, tiny_model, uninterrupted
 

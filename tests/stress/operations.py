@@ -53,8 +53,8 @@ _RESTORE = (
 _FROM_HOST = Point("bytes read", lambda w: w.engine._tiers, "restore_host", after=True)
 _FROM_DISK = Point("bytes read", lambda w: w.engine._tiers, "restore_disk", after=True)
 _RECODE = (
-    Point("marked", lambda w: w.engine._commands._kinds._reformer, "_recoded"),
-    Point("coded, not swapped", lambda w: w.engine._commands._kinds._reformer, "_recoded", after=True),
+    Point("marked", lambda w: w.engine._commands._reach.reformer, "_recoded"),
+    Point("coded, not swapped", lambda w: w.engine._commands._reach.reformer, "_recoded", after=True),
 )
 _OFFLOAD = (
     Point("marked", lambda w: w.engine._publisher._room, "_copied_down"),

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
-from engine.bulk import BadCommand, CommandRequest, Progress, Rates, Ticket
 from engine.clock import NS_PER_S
-from engine.command_kinds import Choices, Kinds
+from engine.commands.asking import foresee, inspect
+from engine.commands.breaking import fault
+from engine.commands.evicting import drain, evict
+from engine.commands.pinning import pin, unpin
+from engine.commands.reach import Reach
+from engine.commands.reforming import compress, offload
+from engine.commands.restoring import warm
+from engine.commands.ticket import BadCommand, CommandRequest, Progress, Rates, Ticket
+from engine.commands.upkeep import compact, scrub
 from engine.consistency.prefix import CauseOf
 from engine.consistency.state import Cause
 from engine.errors import EngineClosed, EngineError
-from engine.schedule.ledger import Ledger
-from engine.schedule.queues import FormQueues
-from engine.schedule.recovery import Recovery
-from engine.schedule.reform import Reformer
 from engine.telemetry.context import parse_traceparent
 from engine.telemetry.ring import SpanContext, new_span
 
-__all__ = ["BadCommand", "Choices", "CommandOutcome", "CommandRequest", "Commands", "Progress", "Rates"]
-
+Kind = Callable[[Reach, Ticket], dict[str, Any]]
+KINDS: Mapping[str, Kind] = {
+    "evict": evict, "warm": warm, "restore": warm, "pin": pin, "unpin": unpin, "compress": compress,
+    "offload": offload, "compact": compact, "scrub": scrub, "drain": drain, "foresee": foresee, "inspect": inspect,
+    "fault": fault,
+}  # fmt: skip
+"""What each kind does: in steps that a ticket paces, on the agent's worker, ended with what was done."""
 NO_PROGRESS = frozenset({"bytes", "leases_left", "prefixes"})
 """Numbers in an outcome that say nothing of whether anything was done."""
 
@@ -37,20 +46,11 @@ class CommandOutcome:
 class Commands:
     """Runs commands one by one; each ends in an outcome and a `kvcache.command` span under the operator's trace."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        queues: FormQueues,
-        recovery: Recovery,
-        reformer: Reformer,
-        choices: Choices,
-        rates: Rates,
-    ) -> None:
-        self._ledger = ledger
-        self._timeout_s = choices.timeout_s
+    def __init__(self, reach: Reach, rates: Rates) -> None:
+        self._reach = reach
+        self._ledger = reach.ledger
         self._rates = rates
         self._closing = Event()
-        self._kinds = Kinds(ledger, queues, recovery, reformer, choices)
 
     def execute(self, request: CommandRequest, progress: Progress) -> CommandOutcome:
         """Raises `BadCommand` for what cannot be a command here; everything else ends in an outcome."""
@@ -58,8 +58,8 @@ class Commands:
         parent = parse_traceparent(request.traceparent)
         span = new_span(parent)
         start_ns = ledger.clock.monotonic_ns()
-        if request.kind not in self._kinds.by_name:
-            raise BadCommand(f"command {request.kind!r} is unknown; known: {', '.join(self._kinds.by_name)}")
+        if request.kind not in KINDS:
+            raise BadCommand(f"command {request.kind!r} is unknown; known: {', '.join(KINDS)}")
         if request.expires_at_unix_s and ledger.clock.wall_ns() > request.expires_at_unix_s * NS_PER_S:
             found = CommandOutcome(status="expired", outcome={"reason": "expired before it was run"})
         else:
@@ -85,7 +85,7 @@ class Commands:
             return CommandOutcome(status="cancelled", outcome={"reason": "cancelled before it was run"})
         self._wait_for_safe_point()
         try:
-            outcome = self._kinds.by_name[request.kind](ticket)
+            outcome = KINDS[request.kind](self._reach, ticket)
         except BadCommand:
             raise
         except EngineError as error:  # a full queue, a tier that fails: nothing (more) was done
@@ -103,7 +103,7 @@ class Commands:
         """
         reached = Event()
         if not self._ledger.graph.at_safe_point(reached.set):
-            reached.wait(self._timeout_s)
+            reached.wait(self._reach.choices.timeout_s)
 
     def close(self) -> None:
         """Long commands end at their next step."""
