@@ -123,7 +123,7 @@ def _move(
     alert.state = after
     if changed and after == FIRING:
         alert.fired_at = now
-    if changed and after == RESOLVED:
+    if changed and after == RESOLVED and value is not None:  # an alert without a value is as it was
         alert.resolved_at = now
         alert.summary = f"{rule.title}: over, {rule.said(value)}"
     _tell(session, alert, standing, quiet, now)
