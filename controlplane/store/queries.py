@@ -7,18 +7,12 @@ from controlplane.store.queries_engines import EngineView, get_engine, list_engi
 from controlplane.store.queries_failures import FailureView, list_failures
 from controlplane.store.queries_marks import Mark, list_marks
 from controlplane.store.queries_minutes import (
-    MetricMinute,
     MetricNow,
     ReasonCount,
-    RequestMinute,
     ValidationCount,
-    ValidationMinute,
-    metric_minutes,
     metric_now,
     miss_reasons,
-    request_minutes,
     validation_counts,
-    validation_minutes,
 )
 from controlplane.store.queries_overview import Holdings, Overview, holdings, overview, recovery_failures
 from controlplane.store.queries_prefixes import (
@@ -70,7 +64,6 @@ __all__ = [
     "GapView",
     "Holdings",
     "Mark",
-    "MetricMinute",
     "MetricNow",
     "Overview",
     "PolicyRunView",
@@ -80,12 +73,10 @@ __all__ = [
     "PrefixView",
     "Rate",
     "ReasonCount",
-    "RequestMinute",
     "Series",
     "SeriesPoint",
     "TimeRange",
     "ValidationCount",
-    "ValidationMinute",
     "VersionView",
     "bucket_quantile",
     "get_command",
@@ -106,14 +97,11 @@ __all__ = [
     "list_policy_runs",
     "list_prefixes",
     "list_versions",
-    "metric_minutes",
     "metric_now",
     "miss_reasons",
     "overview",
     "recovery_failures",
-    "request_minutes",
     "require_namespace",
     "series",
     "validation_counts",
-    "validation_minutes",
 ]

@@ -7,9 +7,11 @@ import datetime as dt
 import pytest
 from ingest_support import ENGINE, NOW, counter, gauge, histogram, new_store, points, register, send_points
 from opentelemetry.sdk.metrics import export as sdk
+from sqlalchemy import select
 
 from controlplane.ingest.metrics import ingest_metrics
 from controlplane.store import queries
+from controlplane.store.models import MetricRollup
 from controlplane.store.queries import TimeRange
 from controlplane.store.series_key import series_attributes, series_key
 
@@ -31,7 +33,12 @@ def store(database):
 
 def growth(store, name: str = "kvcache.queries") -> list[tuple[dt.datetime, float]]:
     with store.read() as session:
-        return [(row.minute, row.delta) for row in queries.metric_minutes(session, name, HOUR)]
+        return [(row.minute, row.delta) for row in minutes_of(session, name)]
+
+
+def minutes_of(session, name: str) -> list[MetricRollup]:
+    by_name = select(MetricRollup).where(MetricRollup.name == name)
+    return list(session.scalars(by_name.order_by(MetricRollup.minute, MetricRollup.attributes)))
 
 
 def queries_at(value: float, at: dt.datetime, started: dt.datetime = NOW) -> sdk.Metric:
@@ -89,9 +96,9 @@ def test_gauges_keep_their_last_and_largest_value_and_do_not_grow(store):
     for offset, value in enumerate((0.2, 0.9, 0.4)):
         send_points(store, gauge("kvcache.fragmentation", value, NOW + seconds(offset), **{"class": "kv"}))
     with store.read() as session:
-        (row,) = queries.metric_minutes(session, "kvcache.fragmentation", HOUR)
+        (row,) = minutes_of(session, "kvcache.fragmentation")
         (now,) = queries.metric_now(session, "kvcache.fragmentation")
-    assert (row.last, row.maximum, row.delta, row.attributes) == (0.4, 0.9, 0.0, {"class": "kv"})
+    assert (row.last, row.maximum, row.delta, series_attributes(row.attributes)) == (0.4, 0.9, 0.0, {"class": "kv"})
     assert (now.value, now.at) == (0.4, NOW + seconds(2))
 
 
@@ -100,7 +107,7 @@ def test_histogram_buckets_grow_by_minute_and_give_quantiles(store):
     send_points(store, histogram(name, [90, 9, 1, 0], NOW, NOW, **labels))
     send_points(store, histogram(name, [90, 9, 1, 10], NOW + seconds(60), NOW, **labels))
     with store.read() as session:
-        first, second = queries.metric_minutes(session, name, HOUR)
+        first, second = minutes_of(session, name)
         p50 = queries.series(session, "tier_io_p50", HOUR).points
         p99 = queries.series(session, "tier_io_p99", HOUR).points
     assert (first.bucket_deltas["counts"], first.count_delta) == ([90, 9, 1, 0], 100)

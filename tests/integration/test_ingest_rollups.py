@@ -33,7 +33,7 @@ def test_requests_are_summed_by_minute(store):
     spans = Spans()
     send(store, spans.acquire(), spans.acquire(), spans.acquire(at=NOW + dt.timedelta(minutes=1)))
     with store.read() as session:
-        rows = queries.request_minutes(session, HOUR, ENGINE)
+        rows = session.scalars(select(models.RequestRollup).order_by(models.RequestRollup.minute)).all()
     assert [(row.minute, row.requests, row.usable_tokens) for row in rows] == [
         (NOW.replace(second=0), 2, 128),
         (NOW.replace(second=0) + dt.timedelta(minutes=1), 1, 64),
