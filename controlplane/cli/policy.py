@@ -24,6 +24,9 @@ from controlplane.cli.context import (
 )
 from controlplane.cli.exits import OUT, CliError, Exit
 from controlplane.cli.moments import moment_of
+from controlplane.steering.parameters import Knob, knobs_of
+from controlplane.steering.policies.kinds import KINDS
+from controlplane.steering.words import changes_text, deeds_text, parameter_text, when_text
 
 Name = Annotated[str, typer.Argument(help="The policy's name.", autocompletion=complete_policies)]
 Set = Annotated[
@@ -87,8 +90,16 @@ def show(
     if policy["next_at"]:
         OUT.print(f"  next: {', '.join(as_time(at) for at in policy['next_at'])} UTC")
     known = (about or {}).get("parameters", ())
-    now = policy["parameters"]
-    rows = ((one["name"], _value(now.get(one["name"])), one["allowed"], one["meaning"]) for one in known)
+    now, knobs = policy["parameters"], knobs_of(KINDS[policy["kind"]]) if policy["kind"] in KINDS else {}
+    rows = (
+        (
+            one["name"],
+            value_told(one["name"], knobs.get(one["name"]), now.get(one["name"])),
+            one["allowed"],
+            one["meaning"],
+        )
+        for one in known
+    )
     show_table("Parameters", ("parameter", "value", "allowed", "meaning"), rows)
     show_table("Newest decisions", RUN_COLUMNS, (_run_row(row, row["engine_id"]) for row in policy["runs"]))
 
@@ -285,20 +296,9 @@ RUN_COLUMNS = ("policy", "engine", "at", "trigger", "decision", "why", "did", "c
 def _run_row(row: dict[str, Any], engine: str | None) -> tuple[Any, ...]:
     trigger = f"{row['trigger']}{' (dry)' if row['dry_run'] else ''}"
     said = row["error"] or row["inputs"].get("why")
-    return row["policy"], engine, as_time(row["at"]), trigger, row["decision"], said, _did(row["did"]), _changed(row)
-
-
-def _did(did: dict[str, Any]) -> str:
-    counts = {"commands": "command", "revisions": "revision"}
-    parts = [f"{word} {', '.join(str(one)[:8] for one in did[key])}" for key, word in counts.items() if did.get(key)]
-    parts += [f"{count} {table}" for table, count in did.get("deleted_rows", {}).items()]
-    return "; ".join(parts)
-
-
-def _changed(row: dict[str, Any]) -> str:
-    ends = [one["status"] for one in row["changed"].get("commands", {}).values()]
-    ends += [f"{one['status']}" for one in row["changed"].get("revisions", {}).values()]
-    return ", ".join(ends)
+    did = deeds_text(row["did"]) if row["did"] else ""
+    changed = changes_text(row["changed"]) if row["changed"] else ""
+    return row["policy"], engine, as_time(row["at"]), trigger, row["decision"], said, did, changed
 
 
 def _said(body: Any, as_json: bool, text: str) -> None:
@@ -309,9 +309,7 @@ def _said(body: Any, as_json: bool, text: str) -> None:
 
 
 def _when(policy: dict[str, Any]) -> str:
-    if policy["cron"]:
-        return f"{policy['cron']} ({policy['time_zone']})"
-    return f"every {policy['every_seconds']} s" if policy["every_seconds"] else "on events"
+    return when_text(policy["every_seconds"], policy["cron"], policy["time_zone"])
 
 
 def _scope(policy: dict[str, Any]) -> str:
@@ -324,8 +322,15 @@ def _pause(policy: dict[str, Any]) -> str:
     return f"paused until {as_time(policy['paused_until'])}" if policy["paused_until"] else "paused"
 
 
+def value_told(name: str, knob: Knob | None, value: Any) -> str:
+    """A value as `--set` takes it and, where it says more, with its unit."""
+    typed = _value(value)
+    words = "" if value is None or isinstance(value, list | bool) else parameter_text(name, knob, value)
+    return f"{typed} ({words})" if words not in ("", typed) else typed
+
+
 def _value(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, list | dict) else "-" if value is None else str(value)
+    return json.dumps(value) if isinstance(value, list | dict | bool) else "-" if value is None else str(value)
 
 
 def scope_of(engine: str, group: str, namespace: str) -> dict[str, str]:
