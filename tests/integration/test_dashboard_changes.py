@@ -107,12 +107,36 @@ def test_a_dangerous_mode_needs_its_name_typed(visit):
     assert (newest.engine_id, newest.document["mode"], newest.document["pin_budget_ratio"]) == (LIVE, "bypass", 0.1)
 
 
-def test_a_rollback_shows_its_difference(visit):
+def test_a_change_is_rolled_back_right_after_it_was_applied(visit):
+    fleet = select(m.DesiredState).where(m.DesiredState.engine_id.is_(None), m.DesiredState.group_name.is_(None))
+    newest = fleet.order_by(m.DesiredState.revision.desc())
+    with visit.deck.store.read() as session:
+        before = session.scalars(newest).first()
     visit.enter("operator", "caps")
-    visit.pick_row(1, of=visit.page.get_by_test_id("stDataFrame").last)
-    visit.page.get_by_role("button", name="Roll back to revision").click()
-    expect(visit.page.get_by_role("dialog").get_by_text("as a new revision")).to_be_visible()
+    visit.page.get_by_label("Prefixes", exact=True).fill("6,000")
+    visit.page.get_by_role("button", name="Review the change").click()
+    dialog = visit.page.get_by_role("dialog")
+    dialog.get_by_label("Reason").fill("more traffic is expected")
+    dialog.get_by_role("button", name="Apply").click()
+    visit.see("Applying revision")
+    with visit.deck.store.read() as session:
+        applied = session.scalars(newest).first()
+        revisions = list(session.scalars(select(m.DesiredState.revision).order_by(m.DesiredState.revision.desc())))
+    assert (applied.revision > before.revision, applied.document["cap_prefixes"]) == (True, 6000)
+    visit.pick_row(revisions.index(before.revision), of=visit.page.get_by_test_id("stDataFrame").last)
+    visit.page.get_by_role("button", name=f"Roll back to revision {before.revision}").click()
+    expect(dialog.get_by_text("as a new revision")).to_be_visible()
+    expect(dialog.get_by_text("6,000", exact=True)).to_be_attached(timeout=PATIENCE_MS)  # a cell of a grid
     visit.shoot("caps_rollback")
+    dialog.get_by_label("Reason").fill("the traffic did not come")
+    dialog.get_by_role("button", name="Roll back").click()
+    expect(dialog).to_have_count(0, timeout=PATIENCE_MS)
+    with visit.deck.store.read() as session:
+        back = session.scalars(newest).first()
+    assert (back.revision > applied.revision, back.document, back.reason) == (
+        True, before.document, "the traffic did not come",
+    )  # fmt: skip
+    visit.see(f"Applying revision {back.revision}")
 
 
 def test_a_policy_says_why_and_is_paused_and_tuned_with_a_reason(visit):
