@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 from databases import Database, free_port
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from controlplane.api.app import create_app
 from controlplane.api.client import ControlPlaneClient
@@ -25,7 +25,7 @@ from controlplane.steering import commands
 from controlplane.steering.deed import Deed
 from controlplane.steering.scheduler import Scheduler
 from controlplane.store import Store, upgrade
-from controlplane.store.models import Engine, MetricPoint, Prefix, Token
+from controlplane.store.models import Command, Engine, MetricPoint, Prefix, Token
 from engine.errors import ConfigError, EngineError
 
 OPERATOR = Principal("test-operator", Role.OPERATOR)
@@ -313,3 +313,19 @@ def recoveries(deck: Deck, at: dt.datetime, *, ok: int, failed: int) -> None:
                     value=value,
                 )
             )
+
+
+def alive(deck: Deck, at: dt.datetime, engine: str = ENGINE, **columns: Any) -> None:
+    """The engine spoke at that moment; `columns` of it are other now."""
+    with deck.store.write() as session:
+        row = session.get(Engine, engine)
+        row.last_seen_at = at
+        for name, value in columns.items():
+            setattr(row, name, value)
+
+
+def finish(deck: Deck, status: str, outcome: dict[str, Any]) -> None:
+    """Ends every open command, as an engine's report does."""
+    with deck.store.write() as session:
+        for command in session.scalars(select(Command).where(Command.status.in_(commands.LIVE))):
+            command.status, command.outcome, command.finished_at = status, outcome, NOW
