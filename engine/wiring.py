@@ -16,7 +16,8 @@ from engine.commands.ticket import Rates
 from engine.config import EngineConfig
 from engine.consistency.curve import CurveSampler
 from engine.memory.drill import Drill
-from engine.memory.faults import Faults, FaultyClock
+from engine.memory.faults import Faults
+from engine.memory.faulty import FaultyClock
 from engine.memory.tiers import Tiers
 from engine.model.objects import layouts_of, page_bytes
 from engine.model.spec import ModelSpec

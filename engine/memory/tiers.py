@@ -22,7 +22,8 @@ from engine.memory.checksum import PageSums, Rows, page_sums, proven
 from engine.memory.codec import CODECS, NATIVE, NATIVE_META, CodecMeta, PageCodec
 from engine.memory.disk import DiskTier
 from engine.memory.diskfile import DiskFile, ObjectHeader
-from engine.memory.faults import Faults, FaultyArena, FaultyDevice
+from engine.memory.faults import Faults
+from engine.memory.faulty import FaultyArena, FaultyDevice
 from engine.memory.holding import Bound, DiskCopy, Holding, SlotCopy, Tier
 from engine.memory.landing import Landing
 from engine.memory.lane import Lane
