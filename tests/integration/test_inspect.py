@@ -29,7 +29,10 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Deck, Liv
         live.serve(prompt(1))
         with deck.client() as client:
             wait_for(lambda: client.prefixes(engine=ENGINE)["total"] == 1, "the prefix")
-            yield deck, live, client.prefixes(engine=ENGINE)["rows"][0]["prefix_id"]
+            prefix_id = client.prefixes(engine=ENGINE)["rows"][0]["prefix_id"]
+            # A snapshot may be before the span; then its row is replaced by the one that was told.
+            wait_for(lambda: client.prefix(ENGINE, prefix_id)["versions"][0]["span_id"], "the span of its commit")
+            yield deck, live, prefix_id
 
 
 def asked(deck: Deck, prefix_id: str) -> dict[str, Any]:
