@@ -48,8 +48,6 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> Callable[..., VoiceSettings]:
 # A TLS connection that ends in the middle of an export is left to the garbage collector by requests.
 LEFT_OVER = r"ignore:Exception ignored in. <ssl\.SSLSocket:pytest.PytestUnraisableExceptionWarning"
 pytestmark = pytest.mark.filterwarnings(LEFT_OVER)
-    r"ignore:Exception ignored in. <ssl\.SSLSocket:pytest.PytestUnraisableExceptionWarning"
-)
 
 
 @pytest.fixture
