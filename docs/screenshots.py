@@ -94,7 +94,7 @@ def shoot(browser: Browser, link: str, into: Path, width: int) -> None:
     page.set_default_timeout(PATIENCE_MS)
     page.goto(link)
     page.get_by_text("Needs attention").first.wait_for()
-    page.get_by_text("1h", exact=True).first.click()
+    page.get_by_text("15m", exact=True).first.click()
     settle(page, looks=1)
     page.keyboard.press("p")  # else a busy machine draws again for ever, and nothing is ever still
     page.get_by_text("refresh is paused").first.wait_for()
