@@ -9,6 +9,7 @@ from typing import Any
 
 from controlplane.steering.parameters import Flag, Texts, Whole, knob
 from controlplane.steering.policies.proposals import IssueCommand, Verdict
+from controlplane.wording import plural
 
 PIB = 1 << 50
 HOUR_SECONDS = 3600
@@ -114,7 +115,9 @@ def decide(rule: WarmupRule, facts: WarmupFacts, kept: Mapping[str, Any]) -> Ver
 def _warm(
     rule: WarmupRule, facts: WarmupFacts, chosen: Sequence[Candidate], seen: Mapping[str, Any], asked: list[list[float]]
 ) -> Verdict:
-    why = f"{len(chosen)} prefixes that served {sum(c.tokens_served for c in chosen)} tokens are not resident"
+    served = plural(sum(candidate.tokens_served for candidate in chosen), "token")
+    are = "is" if len(chosen) == 1 else "are"
+    why = f"{plural(len(chosen), 'prefix', 'prefixes')} that served {served} {are} not resident"
     moved = sum(candidate.bytes_to_move for candidate in chosen)
     command = IssueCommand(
         engine_id=facts.engine_id,
