@@ -18,11 +18,13 @@ from sqlalchemy import select, update
 from controlplane.api.app import create_app
 from controlplane.api.client import ControlPlaneClient
 from controlplane.auth import ANY_ENGINE, Principal, Role, issue_token
+from controlplane.clock import utc_now
 from controlplane.host.agent import Agent, AgentOptions
 from controlplane.ingest.engines import register_engine
 from controlplane.settings import Settings
 from controlplane.steering import commands
 from controlplane.steering.deed import Deed
+from controlplane.steering.policies import registry
 from controlplane.steering.scheduler import Scheduler
 from controlplane.store import Store, upgrade
 from controlplane.store.models import Command, Engine, MetricPoint, Prefix, Token
@@ -223,6 +225,17 @@ def running_deck(folder: Path, database: Database | None = None, *, with_schedul
     finally:
         deck.stop()
         deck.store.dispose()
+
+
+@contextmanager
+def deck_with_policies(folder: Path, database: Database | None = None) -> Iterator[Deck]:
+    """A deck with the policies that every deck has, and one engine that is alive."""
+    with running_deck(folder, database) as running:
+        add_engine(running, utc_now())
+        with running.store.write() as session:
+            registry.seed(session, NOW)
+        recoveries(running, NOW, ok=0, failed=0)
+        yield running
 
 
 @contextmanager

@@ -12,14 +12,13 @@ import httpx
 import pytest
 from databases import Database
 from sqlalchemy import func, select
-from steering_support import ENGINE, NOW, Deck, Time, add_engine, add_prefix, recoveries, running_deck
+from steering_support import ENGINE, NOW, Deck, Time, add_prefix, deck_with_policies, recoveries
 
 from controlplane.auth import Role
-from controlplane.clock import utc_now
 from controlplane.errors import BadRequest, Forbidden, NotFound, Unavailable
 from controlplane.steering import alerts
 from controlplane.steering.alerts.inbound import run_waiting, take_change
-from controlplane.steering.policies import registry, runner
+from controlplane.steering.policies import runner
 from controlplane.steering.policies.runner import Ground
 from controlplane.store.models import Command, InboundAlert, PolicyRun
 
@@ -49,12 +48,9 @@ PAYLOAD: dict[str, Any] = {
 
 @pytest.fixture
 def deck(tmp_path: Path, database: Database) -> Iterator[Deck]:
-    with running_deck(tmp_path, database) as running:
-        add_engine(running, utc_now())
+    with deck_with_policies(tmp_path, database) as running:
         with running.store.write() as session:
-            registry.seed(session, NOW)
             alerts.seed(session, NOW)
-        recoveries(running, NOW, ok=0, failed=0)
         add_prefix(running, 1, state="PARTIAL_OFFLOAD", tokens_served=500, gpu_bytes=0, host_bytes=10)
         yield running
 

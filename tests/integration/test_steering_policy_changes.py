@@ -18,11 +18,11 @@ from steering_support import (
     add_engine,
     add_prefix,
     alive,
+    deck_with_policies,
     deed,
     finish,
     prefix_id,
     recoveries,
-    running_deck,
 )
 
 from controlplane.auth import Role
@@ -40,11 +40,7 @@ SCHEDULED = Occasion(trigger="schedule")
 
 @pytest.fixture
 def deck(tmp_path: Path, database: Database) -> Iterator[Deck]:
-    with running_deck(tmp_path, database) as running:
-        add_engine(running, utc_now())
-        with running.store.write() as session:
-            registry.seed(session, NOW)
-        recoveries(running, NOW, ok=0, failed=0)
+    with deck_with_policies(tmp_path, database) as running:
         yield running
 
 

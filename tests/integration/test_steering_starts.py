@@ -15,20 +15,17 @@ from steering_support import (
     NOW,
     Deck,
     Time,
-    add_engine,
     add_prefix,
     alive,
+    deck_with_policies,
     deed,
     finish,
     prefix_id,
-    recoveries,
-    running_deck,
 )
 
-from controlplane.clock import utc_now
 from controlplane.errors import Unavailable
 from controlplane.steering import commands
-from controlplane.steering.policies import registry, runner
+from controlplane.steering.policies import runner
 from controlplane.steering.policies.runner import Ground
 from controlplane.steering.policies.starts import run_on_starts
 from controlplane.store.models import PolicyRun
@@ -36,11 +33,7 @@ from controlplane.store.models import PolicyRun
 
 @pytest.fixture
 def deck(tmp_path: Path, database: Database) -> Iterator[Deck]:
-    with running_deck(tmp_path, database) as running:
-        add_engine(running, utc_now())
-        with running.store.write() as session:
-            registry.seed(session, NOW)
-        recoveries(running, NOW, ok=0, failed=0)
+    with deck_with_policies(tmp_path, database) as running:
         yield running
 
 
